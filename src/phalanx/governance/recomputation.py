@@ -12,7 +12,7 @@ from phalanx.errors import CheckpointError, ConfigError, NonFiniteLossError
 from phalanx.models import ModelSource, StageSpec, made_one_by_one, open_model, shared_hub_config, stage_table
 from phalanx.models import weights_digest as digest_weights
 from phalanx.objectives import objective_of
-from phalanx.pipeline import GuardConfig, HonestRun, StepPlan, class_of_session, read_leaves
+from phalanx.pipeline import GuardConfig, StepPlan, class_of_session, read_leaves
 from phalanx.pipeline.proof.step_record import AttemptLeaf, CommitLeaf, Leaf, StateLeaf
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest, transfer_digest
 from phalanx.security.audit import LEAVES_FILE, LeafBatch, LogEntry, read_batch
@@ -23,6 +23,7 @@ from phalanx.train.loop import step_inputs
 from phalanx.train.records.history import CONFIG_CHANGED, FELL_BACK
 from phalanx.train.records.lineage import open_run_corpus
 from phalanx.train.records.samples import samples_digest
+from phalanx.train.setup.honest_run import HonestRun
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
 

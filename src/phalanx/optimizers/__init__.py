@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         clip_coefficient as clip_coefficient,
         expect_state as expect_state,
         gradient_norm_squared as gradient_norm_squared,
+        norm_of_squares as norm_of_squares,
     )
 
 

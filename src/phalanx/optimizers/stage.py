@@ -1,7 +1,7 @@
 """The update of one stage, or of a copy of it, and the norm by which the gradients of all stages are clipped."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.optim.adamw import adamw
@@ -271,6 +271,16 @@ def gradient_norm_squared(gradients: Mapping[str, torch.Tensor], *, exact: bool 
         norm = float(compute_norm(gradient) if exact else torch.linalg.vector_norm(gradient, dtype=wider))
         total += norm * norm
     return total
+
+
+def norm_of_squares(squares: Sequence[float | None]) -> float:
+    """Return the norm of a whole gradient from the squared norms of its parts, added up in this order.
+
+    Returns:
+        NaN where a part's is None, which says that it is not finite.
+    """
+    finite = [square for square in squares if square is not None]
+    return math.sqrt(math.fsum(finite)) if len(finite) == len(squares) else math.nan
 
 
 def clip_coefficient(total_norm: float, clip_norm: float | None) -> float:

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from phalanx.pipeline.protocol.log_memory import LogHeadExchange as LogHeadExchange, Observe as Observe
     from phalanx.pipeline.protocol.messages import StateDigest as StateDigest
     from phalanx.pipeline.stage.float64 import WideRunner as WideRunner
-    from phalanx.pipeline.stage.honest_run import HonestInputs as HonestInputs, HonestRun as HonestRun
     from phalanx.pipeline.stage.kernel_fingerprint import class_of_session as class_of_session
     from phalanx.pipeline.stage.runner import StageRunner as StageRunner
     from phalanx.pipeline.stage.stage_copy import (

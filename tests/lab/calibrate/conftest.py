@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from phalanx.models import open_model
-from phalanx.pipeline import HonestRun
 from phalanx.testing import tiny_run
 from phalanx.train import PipelineRun
+from phalanx.train.setup.honest_run import HonestRun
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
 

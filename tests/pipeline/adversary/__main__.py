@@ -21,14 +21,13 @@ from types import FrameType
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "adversary.json"
-PROTOCOL = "src/phalanx/pipeline"
 SLICE_S = 20.0
 """Seconds of CPU in one setting before the one that has had the least is next, and the account is written."""
 
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402 - `turns` lies a folder above
-from account import LISTS, Account, Part, SettingRecord, short_text  # noqa: E402
+from account import LISTS, Account, Part, SettingRecord, digest_sources, short_text  # noqa: E402
 from lean import SharedParts  # noqa: E402
 from playing import Theatre  # noqa: E402
 from searching import SETTINGS, Finding, Search, Setting, describe  # noqa: E402
@@ -109,7 +108,7 @@ def main() -> int:
         parser.error("src or tests/pipeline has changes that are in no commit; commit them first")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    account = Account.open(arguments.record, _git("rev-parse", f"HEAD:{PROTOCOL}"))
+    account = Account.open(arguments.record, digest_sources(ROOT))
     # what was imported lives to the end: no search for garbage is to look at it
     gc.freeze()
     parts = SharedParts()

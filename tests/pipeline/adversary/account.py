@@ -4,6 +4,7 @@ import ast
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,13 @@ FORMAT = 1
 MAX_SEEDS = 48
 """Schedules of a setting that are kept as beginnings of pairs: those that led to most."""
 LISTS = ("singles", "crashes", "words", "pairs")
+SOURCES = (
+    "src/phalanx/pipeline",
+    *(f"tests/pipeline/adversary/{name}.py" for name in ("acts", "companies", "generating", "liar", "neighbours")),
+    *(f"tests/pipeline/adversary/{name}.py" for name in ("playing", "protocol_page", "searching")),
+    "docs/protocol.md",
+)
+"""What an account is about: the protocol that is played, and what decides the order of lists and what is a finding."""
 
 _VALUES = {
     cls.__name__: cls
@@ -73,6 +81,32 @@ def _sorted_text(value: Any) -> str:
     if isinstance(value, frozenset | set):
         return f"{{{','.join(sorted(map(_sorted_text, value)))}}}"
     return f"({','.join(map(_sorted_text, value))})" if isinstance(value, tuple) else repr(value)
+
+
+def digest_sources(root: Path, sources: Iterable[str] = SOURCES) -> str:
+    """Digest what the sources do: code without comments, docstrings and layout, and the tables of a page."""
+    whole = hashlib.sha256()
+    for source in sources:
+        here = root / source
+        for path in sorted(here.rglob("*.py")) if here.is_dir() else [here]:
+            whole.update(f"{path.relative_to(root).as_posix()}\n{_meaning_of(path)}\n".encode())
+    return whole.hexdigest()[:40]
+
+
+def _meaning_of(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Whether a statement is a string alone: a docstring, or the text below a constant."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 @dataclass
@@ -134,10 +168,10 @@ class Part:
 
 @dataclass
 class Account:
-    """What was searched on one protocol, over all parts.
+    """What was searched on one protocol, over all parts: it grows over any number of runs, ended or killed.
 
     Attributes:
-        protocol: Git's digest of `src/phalanx/pipeline`: a changed protocol begins a new account.
+        protocol: `digest_sources`: another protocol, or another generator, begins a new account.
         findings: By sign: the fault, the schedule, and the commit.
         earlier: Sums of accounts on other protocols.
     """

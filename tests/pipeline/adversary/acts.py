@@ -9,6 +9,9 @@ from typing import Literal
 
 Path = tuple[str | int, ...]
 
+STEPS_TO_LEAVE = 3
+"""Steps after which an honest party that asks to leave is gone: its word comes in the first, and it hands over then."""
+
 
 @dataclass(frozen=True)
 class At:
@@ -166,6 +169,13 @@ class Schedule:
             for number, acts in self.acts.items()
             if any(not isinstance(act.deed, Crash) for act in acts)
         }
+
+    @property
+    def leavers(self) -> set[str]:
+        """Names of the parties that ask to leave in time, and do not come back."""
+        back = {number for _, what, number in self.moves if what == "return"}
+        early = [move for move in self.moves if move[0] + STEPS_TO_LEAVE <= self.steps]
+        return {f"worker-{number}" for _, what, number in early if what == "leave" and number not in back}
 
     @property
     def victims(self) -> set[str]:

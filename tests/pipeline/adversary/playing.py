@@ -231,6 +231,9 @@ class Theatre:
                 found.append(f"honest and convicted offline: {party} in {path}: {conclusion}")
             if refused and "/refused/" not in path:
                 found.append(f"a verdict does not hold offline: {path}: {conclusion}")
+        left = {certified_name(str(body["party"])) for kind, body in outcome.events if kind == "left"} | gone
+        if outcome.ended is None:
+            found += [f"{name} asked to leave and is still there" for name in sorted(schedule.leavers - liars - left)]
         found += self._faults_of_weights(schedule, outcome)
         found += _faults_of_evidence(outcome)
         found += [f"the record of step {step} does not hold: {why}" for step, why in outcome.unproven.items()]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from account import LISTS, SeedRecord, SettingRecord, read_schedule, short_hash, short_text
-from acts import Act, At, Schedule, Send, Withhold
+from acts import STEPS_TO_LEAVE, Act, At, Schedule, Send, Withhold
 from companies import COMPANIES
 from generating import (
     JOINING,
@@ -64,7 +64,6 @@ SETTINGS = (
     Setting("K4 spare", 3),
     Setting("K3 exact", 1),
     Setting("K3 economy", 1),
-    Setting("K3 exact", 1),
     Setting("K4 economy, late", 1),
 )
 """One insider with one stage, one with two, a shadow without a stage; with and without a party to spare."""
@@ -332,7 +331,9 @@ class Search:
         for who in () if schedule.moves else range(1, len(self._names) + 1):
             for step in range(1, schedule.steps):
                 for what in ("leave", "kill"):
-                    yield schedule.moved((step, what, who))
+                    # it goes on until whoever wants to leave has left
+                    longer = replace(schedule, steps=max(schedule.steps, step + STEPS_TO_LEAVE))
+                    yield longer.moved((step, what, who))
                     for later in range(step + 1, schedule.steps):
                         yield schedule.moved((step, what, who), (later, "return", who))
 

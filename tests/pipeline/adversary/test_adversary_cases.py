@@ -162,6 +162,24 @@ FOUND = {
         "K4 spare, lockstep",
         {3: (Act(At("bulk", 1), Send(payload="negated")),), 1: (Act(At("commit", 1), Crash()),)},
     ),
+    "leaving: a source lies to whoever takes over, and the honest shadow of the stage cannot leave": Schedule(
+        "K4 spare",
+        {1: (Act(At("bulk", peer="worker-2", **ALWAYS), Send(payload="negated")),)},
+        moves=((1, "leave", 3),),
+        steps=4,
+    ),
+    "leaving, variant: the state is withheld, and every step lasts as long as it may": Schedule(
+        "K4 spare",
+        {1: (Act(At("bulk", peer="worker-2", **ALWAYS), Withhold()),)},
+        moves=((1, "leave", 3),),
+        steps=4,
+    ),
+    "leaving, variant: two leave at once": Schedule(
+        "K4 spare",
+        {1: (Act(At("bulk", peer="owner", **ALWAYS), Send(payload="negated")),)},
+        moves=((1, "leave", 3), (1, "leave", 2)),
+        steps=4,
+    ),
     "copies, variant: of a state that the newcomer cannot take for that step": Schedule(
         "K4 spare",
         {3: (Act(At("bulk", 1), Send((Alter(("step",), "ahead"),))),), 1: (Act(At("commit", 1), Crash()),)},
@@ -172,7 +190,7 @@ FOUND = {
 }
 
 
-MENDED = {*(str(number) for number in range(1, 9)), "copies", "young"}
+MENDED = {*(str(number) for number in range(1, 9)), "copies", "leaving", "young"}
 """Findings, or names of cases, that are mended: they must hold."""
 
 

@@ -1,7 +1,7 @@
 """An insider that tries everything: each single act in its turn, then pairs of acts that lead to something new."""
 
 import pytest
-from account import Account, Part, SettingRecord, read_schedule, short_text
+from account import Account, Part, SettingRecord, digest_sources, read_schedule, short_text
 from acts import Act, Alter, At, Crash, Lie, Schedule, Send, Withhold
 from companies import COMPANIES
 from generating import MANY, singles, spread
@@ -74,6 +74,28 @@ def _play(theatre, account, number, path):
         search.play_list(name, number)
     account.parts.append(Part("a commit", search.num_played, search.num_pairs, search.num_traces))
     account.write(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "is_another"),
+    [
+        ("rule.py", '"""Says more."""\n\ndef rule(n):\n    """Judge."""\n    # why\n    return n > 1\n', False),
+        ("rule.py", "def rule(n):\n    return n > 2\n", True),
+        ("renamed.py", "def rule(n):\n    return n > 1\n", True),
+        ("page.md", "Other words.\n\n| kind | from |\n", False),
+        ("page.md", "Words.\n\n| kind | to |\n", True),
+    ],
+)
+def test_an_account_belongs_to_what_the_guard_and_the_generator_do(tmp_path, name, changed, is_another):
+    (tmp_path / "rule.py").write_text("def rule(n):\n    return n > 1\n")
+    (tmp_path / "page.md").write_text("Words.\n\n| kind | from |\n")
+    before = digest_sources(tmp_path, (".", "page.md"))
+    if name == "renamed.py":
+        (tmp_path / "rule.py").unlink()
+
+    (tmp_path / name).write_text(changed)
+
+    assert (digest_sources(tmp_path, (".", "page.md")) != before) is is_another
 
 
 def test_a_schedule_is_read_as_it_was_written():

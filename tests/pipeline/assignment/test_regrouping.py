@@ -3,7 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, roles_of, settle_assignment
+from phalanx.pipeline.assignment.assignment import (
+    Assignment,
+    first_assignment,
+    roles_of,
+    settle_assignment,
+    shadowed_by_owner,
+)
 from phalanx.pipeline.assignment.rebalance import rebalance_assignment
 from phalanx.pipeline.config import OWNER
 
@@ -96,3 +102,20 @@ def test_after_an_interruption_nobody_holds_what_it_was_still_waiting_for():
 
     assert found.holders[2] == "worker-1"
     assert found.shadows == {1: OWNER, 2: OWNER}
+
+
+def test_what_the_owner_has_it_sends_itself():
+    holders = {0: OWNER, 1: "worker-1", 2: OWNER}
+    old, new = Assignment(holders, {1: OWNER}), Assignment(holders, {1: "worker-2"})
+
+    role = roles_of(new, old, {"worker-1", "worker-2", OWNER})[1]
+
+    assert (role.source, role.newcomers) == (OWNER, ("worker-2",))
+
+
+def test_of_a_disputed_stage_the_owner_is_the_shadow_though_the_former_one_is_there():
+    holders = {0: OWNER, 1: "worker-1", 2: "worker-2", 3: OWNER}
+
+    shadows = shadowed_by_owner(Assignment(holders, {1: "worker-3", 2: "worker-3"}), {1}).shadows
+
+    assert shadows == {1: OWNER, 2: "worker-3"}

@@ -10,6 +10,7 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+from phalanx.cli import run_command
 from phalanx.errors import EvidenceError
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.evidence.explain import UNPROVED, explain_evidence
@@ -267,6 +268,17 @@ def test_what_is_left_out_leaves_the_verdict_unproved_and_says_so(altered, name,
 
     assert facts["conclusion"] == UNPROVED
     assert facts["rests on the owner's word"] != "nothing"
+
+
+@pytest.mark.parametrize(
+    ("change", "exit_code"),
+    [(lambda tensors: None, 0), (nudge("input-"), EvidenceError.exit_code), (without("stage/"), 7)],
+    ids=["proved", "refuted", "not proved by this file alone"],
+)
+def test_the_exit_code_tells_proved_refuted_and_neither_apart(altered, change, exit_code):
+    path = altered("stage, by its auditor", tensors=change)
+
+    assert run_command(["audit", "explain", str(path)]) == exit_code
 
 
 def test_a_digest_of_weights_that_no_party_signed_proves_nothing(altered):

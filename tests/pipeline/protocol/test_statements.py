@@ -90,7 +90,6 @@ def test_what_the_neighbour_said_to_the_stage_opens():
 def test_a_genuine_header_of_anything_else_opens_nothing(signed, complaint):
     with pytest.raises(FrameError, match=re.escape(complaint)):
         opened(signed)
-    assert STATEMENTS.find_statement(signed, Activation, 2, PLACE, ASSIGNMENT.link_of) is None
 
 
 def test_a_header_that_its_sender_did_not_sign_opens_nothing():

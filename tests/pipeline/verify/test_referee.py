@@ -29,12 +29,7 @@ def dispute(world, report, direction="forward", microbatch=0, **changes):
     messages = world.facts.ledger.messages
     inputs = {"forward": messages[(0, "forward", microbatch)], "backward": messages[(2, "backward", microbatch)]}
     facts = {
-        "step": STEP,
-        "epoch": EPOCH,
-        "stage": STAGE,
-        "microbatch": microbatch,
         "direction": direction,
-        "holder": HOLDER,
         "accuser": SHADOW,
         "assignment": ASSIGNMENT,
         "inputs": inputs,

@@ -22,6 +22,7 @@ from phalanx.pipeline.protocol.messages import (
     parse_message,
 )
 from phalanx.pipeline.protocol.signed import STATE, WHOLE_MODEL, StatementKey, statements_in, to_signed
+from phalanx.pipeline.verify.state_judgement import gradient_headers
 from phalanx.pipeline.verify.statement_record import StatementRecord
 
 PLACE = {"epoch": EPOCH, "step": STEP, "stage": STAGE}
@@ -270,9 +271,9 @@ def test_a_judgement_shows_the_headers_in_which_both_copies_signed_the_state(wor
     by_holder, _ = hear(record, ready(state), HOLDER)
     by_shadow, _ = hear(record, ready(state), SHADOW)
 
-    shown = world.facts.agreed_headers(STAGE, world.facts.ledger)
+    shown = gradient_headers(world.facts, world.facts.ledger, STAGE)
 
-    assert shown == {"state_holder": by_holder, "state_shadow": by_shadow}
+    assert shown == {"commit": None, "state_holder": by_holder, "state_shadow": by_shadow}
 
 
 def test_a_report_is_shown_with_the_very_order_that_it_answers(world):

@@ -18,8 +18,9 @@ from phalanx.lab.calibrate.operators import (
     replay_operators,
 )
 from phalanx.lab.calibrate.paths import NumericPath, PathPair
-from phalanx.pipeline import DriftWatch, HonestInputs, StageCopy, StageRunner, StepPlan, token_distances, token_residual
+from phalanx.pipeline import DriftWatch, StageCopy, StageRunner, StepPlan, token_distances, token_residual
 from phalanx.planner.schedules import Direction
+from phalanx.train.setup.honest_run import HonestInputs
 
 _TOKENS_KEPT = 256
 """Of one message, for the quantiles; maximum and mean are over all of its tokens."""

@@ -15,9 +15,10 @@ from phalanx.lab.calibrate.measure import PathComparison
 from phalanx.lab.calibrate.paths import PathPair, pairs_of
 from phalanx.lab.calibrate.result import fit_all, message_rows, operator_rows, suggest_tolerance, threshold_rows
 from phalanx.models import open_model
-from phalanx.pipeline import HonestRun, StepPlan, local_numeric_class
+from phalanx.pipeline import StepPlan, local_numeric_class
 from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.records.run_directory import cache_beside
+from phalanx.train.setup.honest_run import HonestRun
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.preflight import load_own_code
 from phalanx.train.setup.process import deterministic_kernels

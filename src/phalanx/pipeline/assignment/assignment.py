@@ -111,18 +111,20 @@ def settle_assignment(
     return Assignment(holders, shadows)
 
 
-def may_lack_a_state(late: Collection[str], roles: Sequence[Role]) -> bool:
-    """Whether a late party waits, for all that the owner knows, for a state that another worker is to send it."""
-    return any(name in late for role in roles if role.source != OWNER for name in role.newcomers)
+def stages_lacking_state(late: Collection[str], roles: Sequence[Role]) -> set[int]:
+    """Stages with a state for which a late party waits, for all that the owner knows, from another worker."""
+    return {role.stage for role in roles if role.source != OWNER and not {*late}.isdisjoint(role.newcomers)}
 
 
-def shadowed_by_owner(assignment: Assignment) -> Assignment:
-    """Return it with the owner as the shadow of every stage of a worker that has none.
+def shadowed_by_owner(assignment: Assignment, disputed: Collection[int]) -> Assignment:
+    """Return it with the owner as the shadow of disputed stages, and of every stage of a worker that has none.
 
     A party that lacks a state and its sender contradict each other without proof. The owner takes the receiver's place,
-    and so sees for itself whether the sender delivers it.
+    and so sees for itself whether the sender delivers it: also where the former shadow is still there, for that one
+    may be about to leave.
     """
-    return Assignment(assignment.holders, cover_stages(assignment.holders, assignment.shadows, ()))
+    kept = {stage: shadow for stage, shadow in assignment.shadows.items() if stage not in disputed}
+    return Assignment(assignment.holders, cover_stages(assignment.holders, kept, ()))
 
 
 def roles_of(new: Assignment, old: Assignment | None, reachable: Collection[str] = ()) -> tuple[Role, ...]:
@@ -146,7 +148,8 @@ def _make_role(stage: int, new: Assignment, old: Assignment | None, reachable: C
     had = [] if old is None else [old.holders[stage], old.shadows.get(stage)]
     informed = [name for name in present if name in had]
     giving = [] if old is None or old.holders[stage] not in reachable else [old.holders[stage]]
-    source = next(iter([*giving, *informed]), OWNER)
+    # what the owner has it sends itself: of its word there is no dispute
+    source = OWNER if OWNER in had else next(iter([*giving, *informed]), OWNER)
     return Role(
         stage=stage,
         holder=new.holders[stage],

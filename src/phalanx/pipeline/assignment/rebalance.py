@@ -40,7 +40,11 @@ def rebalance_assignment(
     packed = fit_assignment(new, workers, memory)
     stays = [old] if _can_stay(old, workers, guarded=guarded) else []
     options = [new, packed, _move_stages(packed, field, guarded=guarded), *stays]
-    return min(options, key=lambda option: (field.excess_memory(option), field.slowest_seconds(option)))
+
+    def rank(option: Assignment) -> tuple[int, float]:
+        return field.excess_memory(option), max(field.seconds_by_worker(option.holders).values(), default=0.0)
+
+    return min(options, key=rank)
 
 
 def worker_seconds(
@@ -71,10 +75,6 @@ class _BalanceInputs:
     def seconds_by_worker(self, holders: Mapping[int, str]) -> dict[str, float]:
         """Time that each worker needs."""
         return worker_seconds(holders, self.workers, self.costs, self.pace)
-
-    def slowest_seconds(self, assignment: Assignment) -> float:
-        """Time that the slowest one needs."""
-        return max(self.seconds_by_worker(assignment.holders).values(), default=0.0)
 
     def excess_memory(self, assignment: Assignment) -> int:
         """Bytes too many."""

@@ -84,6 +84,10 @@ class CheckedEvidence:
         except FrameError as exc:
             raise self.refusal_error(f"header {role!r}: {exc}") from exc
 
+    def tensors_under(self, prefix: str) -> dict[str, Tensor]:
+        """Return the tensors with names that start with a prefix, by the rest of the name."""
+        return {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
+
     def digest_of(self, name: str) -> str | None:
         """BLAKE3 over the bytes of a tensor, None when it is not there."""
         tensor = self.tensors.get(name)

@@ -10,14 +10,13 @@ from phalanx.engine import Offence
 from phalanx.errors import EvidenceError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.checked import CheckedEvidence, Pins, open_evidence
+from phalanx.pipeline.evidence.files import CLAIM_PREFIX, TRUTH_PREFIX
 from phalanx.pipeline.evidence.forgery import explain_forgery
 from phalanx.pipeline.evidence.message_dispute import explain_message
 from phalanx.pipeline.evidence.recompute import (
     redo_exactly,
     redo_gradient,
     redo_update,
-    shown_claim,
-    shown_truth,
     state_of_header,
     weights_vouched_by,
 )
@@ -86,6 +85,7 @@ def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     if verdict.party not in checked.peers:
         raise checked.refusal_error(f"lacks the certificate of {verdict.party!r}, the accused party")
     places = ("stage", "step", "microbatch", "direction", "accuser")
+    signed = [f"{role} by {header.fields.sender}" for role, header in checked.headers.items()]
     facts: _Explained = {
         "verdict": f"{verdict.party} is guilty: {verdict.offence}",
         "reason": verdict.reason,
@@ -94,14 +94,9 @@ def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         "tensors": f"SHA-256 {checked.record.tensors.sha256}, {len(checked.tensors)} tensors",
         "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {checked.fingerprint}",
         "session": f"{checked.record.session}, {'as given' if pins.session else 'not compared'}",
-        "signatures": _describe_signatures(checked),
+        "signatures": f"{len(signed)} hold: {', '.join(signed)}" if signed else "none in this file",
     }
     return {**facts, **_EXPLAIN[verdict.offence](checked)}
-
-
-def _describe_signatures(checked: CheckedEvidence) -> str:
-    names = [f"{role} by {header.fields.sender}" for role, header in checked.headers.items()]
-    return f"{len(names)} hold: {', '.join(names)}" if names else "none in this file"
 
 
 def _explain_shape(checked: CheckedEvidence) -> _Explained:
@@ -158,11 +153,6 @@ def _explain_two_statements(checked: CheckedEvidence) -> _Explained:
     return _proved_conclusion(checked, what, None)
 
 
-def _explain_forgery(checked: CheckedEvidence) -> _Explained:
-    what, believed = explain_forgery(checked)
-    return _proved_conclusion(checked, what, believed)
-
-
 def _explain_gradient(checked: CheckedEvidence) -> _Explained:
     committed = checked.read_statement("commit", Commit)
     commit, holder = committed.message, committed.header.fields.sender
@@ -181,7 +171,9 @@ def _explain_gradient(checked: CheckedEvidence) -> _Explained:
         )
     if gradient_held is not None and _signed_gradient(commit) == _signed_gradient(gradient_held.message):
         gradient_held = None
-    if gradient_held is not None and _is_about_sent_parts(checked, commit, gradient_held):
+    sends_parts = not checked.record.plan.guard.shadow_upkeep.in_lockstep
+    if gradient_held is not None and sends_parts and commit.gradient != gradient_held.message.gradient:
+        # the parts under the holder's signature decide, and no recomputation is wanted
         return _explain_held_gradient(checked, committed, gradient_held)
     other = audited if gradient_held is None else gradient_held
     if other is None and verdict.accuser != OWNER:
@@ -192,11 +184,6 @@ def _explain_gradient(checked: CheckedEvidence) -> _Explained:
     return _weigh_gradient(checked, committed, claims)
 
 
-def _is_about_sent_parts(checked: CheckedEvidence, commit: Commit, held: Statement[GradientHeld]) -> bool:
-    """Whether the parts under the holder's signature decide, and no recomputation is wanted."""
-    return not checked.record.plan.guard.shadow_upkeep.in_lockstep and commit.gradient != held.message.gradient
-
-
 def _claim_of(said: Statement[Commit] | Statement[GradientHeld] | Statement[StepAudited]) -> GradientClaim:
     return GradientClaim(said.header.fields.sender, said.message.gradient, said.message.norm_squared)
 
@@ -205,8 +192,8 @@ def _weigh_gradient(
     checked: CheckedEvidence, committed: Statement[Commit], claims: Sequence[GradientClaim]
 ) -> _Explained:
     """Judge the weight gradient by the run's own function, from a recomputation of the shown inputs."""
-    guilty, shown = checked.record.verdict.party, shown_truth(checked)
-    if shown_claim(checked):
+    guilty, shown = checked.record.verdict.party, checked.tensors_under(TRUTH_PREFIX)
+    if checked.tensors_under(CLAIM_PREFIX):
         return _weigh_distant_claim(checked, committed, [claim for claim in claims if claim.party == guilty])
     again = redo_gradient(checked, committed)
     truth = (transfer_digest(shown), finite_norm_squared(shown, checked.record.plan.numerics))
@@ -218,25 +205,21 @@ def _weigh_gradient(
         raise checked.refusal_error(
             f"accuses {guilty}, but the signed and recomputed values accuse {guilty_party or 'nobody'}"
         )
-    facts: _Explained = {}
-    if again is not None:
-        facts["recomputed here"] = _compare_gradients(checked, shown, again)
-        signers = weights_vouched_by(checked)
-        facts["weights"] = f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed"
-        if not signers:
-            return {**facts, **_believed_conclusion("which weights the stage had")}
     one_law = checked.record.plan.numerics != "float"
     shared = "follow the run's law of arithmetic" if one_law else "have one numeric class"
     what = "signed a weight gradient or norm that does not follow from its signed inputs"
     believed = _believed_of_gradient(checked, f"that owner and guilty party {shared}")
-    return {**facts, **_proved_conclusion(checked, what, believed)}
+    if again is None:
+        return _proved_conclusion(checked, what, believed)
+    facts = {"recomputed here": _compare_gradients(checked, shown, again)}
+    return {**facts, **_recomputed_conclusion(checked, what, believed)}
 
 
 def _weigh_distant_claim(
     checked: CheckedEvidence, committed: Statement[Commit], claims: Sequence[GradientClaim]
 ) -> _Explained:
     """Judge a gradient of a party that need not have the owner's bits, by the distance that rounding allows."""
-    claimed, guilty = shown_claim(checked), checked.record.verdict.party
+    claimed, guilty = checked.tensors_under(CLAIM_PREFIX), checked.record.verdict.party
     if not claims or transfer_digest(claimed) != claims[0].digest:
         raise checked.refusal_error(f"the gradient that it shows is not the one that {guilty} signed")
     norm = finite_norm_squared(claimed, checked.record.plan.numerics)
@@ -252,15 +235,18 @@ def _weigh_distant_claim(
             f"the gradient that {guilty} signed is {weighed.distance:.1e} away from the one recomputed here "
             f"(allowed {weighed.allowed:.1e}): it is not guilty"
         )
-    signers = weights_vouched_by(checked)
-    facts = {
-        "distance of the gradient": f"{weighed.distance:.3e}, allowed {weighed.allowed:.1e}",
-        "weights": f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed",
-    }
-    if not signers:
-        return {**facts, **_believed_conclusion("which weights the stage had")}
+    facts = {"distance of the gradient": f"{weighed.distance:.3e}, allowed {weighed.allowed:.1e}"}
     what = "signed a weight gradient that is further than rounding from the one that its signed inputs lead to"
-    return {**facts, **_proved_conclusion(checked, what, _believed_of_gradient(checked))}
+    return {**facts, **_recomputed_conclusion(checked, what, _believed_of_gradient(checked))}
+
+
+def _recomputed_conclusion(checked: CheckedEvidence, what: str, believed: str) -> _Explained:
+    """Conclude from a recomputation, which proves something where a party has signed the weights."""
+    signers = weights_vouched_by(checked)
+    if not signers:
+        return {"weights": "digest not signed", **_believed_conclusion("which weights the stage had")}
+    weights = f"their digest was signed by {' and '.join(signers)}"
+    return {"weights": weights, **_proved_conclusion(checked, what, believed)}
 
 
 def _believed_of_gradient(checked: CheckedEvidence, *further: str) -> str:
@@ -335,9 +321,9 @@ def _explain_vouched_gradient(checked: CheckedEvidence) -> _Explained:
     claim = _claim_of(committed)
     if _signed_gradient(committed.message) != _signed_gradient(statement.message):
         raise checked.refusal_error(f"{party} signed another gradient than the stage")
-    if shown_claim(checked):
+    if checked.tensors_under(CLAIM_PREFIX):
         return _weigh_distant_claim(checked, committed, [_claim_of(statement)])
-    shown = shown_truth(checked)
+    shown = checked.tensors_under(TRUTH_PREFIX)
     if not shown or redo_gradient(checked, committed) is None:
         return _believed_conclusion(f"that the gradient of {claim.party} is wrong: the owner recomputed it")
     if (
@@ -455,7 +441,7 @@ _EXPLAIN: Mapping[Offence, Callable[[CheckedEvidence], _Explained]] = {
     "accusation": _explain_message,
     "collusion": _explain_collusion,
     "equivocation": _explain_equivocation,
-    "forgery": _explain_forgery,
+    "forgery": lambda checked: _proved_conclusion(checked, *explain_forgery(checked)),
     "gradient": _explain_gradient,
     "state": _explain_state,
     "shape": _explain_shape,

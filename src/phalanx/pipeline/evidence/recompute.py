@@ -9,7 +9,7 @@ from torch import Tensor
 from phalanx.errors import FrameError, ModelError, SignatureError
 from phalanx.models import made_one_by_one, shared_hub_config, stage_table
 from phalanx.pipeline.evidence.checked import CheckedEvidence
-from phalanx.pipeline.evidence.files import CLAIM_PREFIX, MICROBATCH_INPUTS, NOISE_PREFIX, STAGE_PREFIX, TRUTH_PREFIX
+from phalanx.pipeline.evidence.files import MICROBATCH_INPUTS, NOISE_PREFIX, STAGE_PREFIX, TRUTH_PREFIX
 from phalanx.pipeline.protocol.messages import Activation, Commit, Ready, StateDigest, UpdateReport
 from phalanx.pipeline.protocol.signed import Statement
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
@@ -130,7 +130,7 @@ def _noise_seeds(checked: CheckedEvidence, copy: StageCopy) -> dict[str, bytes] 
     """The seeds of the noise in this step, by tensor; None when one of them is missing where rows are hidden."""
     if checked.record.plan.privacy is None:
         return {}
-    shown = _tensors_under(checked, NOISE_PREFIX)
+    shown = checked.tensors_under(NOISE_PREFIX)
     if shown.keys() != copy.module.trainable_parameters().keys():
         return None
     if any(tensor.dtype != torch.uint8 or tensor.shape != (SEED_BYTES,) for tensor in shown.values()):
@@ -151,7 +151,7 @@ def redo_update(checked: CheckedEvidence, before: StateDigest, gradient: str, cl
     Raises:
         EvidenceError: They are not the signed ones, or do not fit the plan.
     """
-    state, applied = _tensors_under(checked, STAGE_PREFIX), _tensors_under(checked, TRUTH_PREFIX)
+    state, applied = checked.tensors_under(STAGE_PREFIX), checked.tensors_under(TRUTH_PREFIX)
     if not state or not applied:
         return None
     if transfer_digest(applied) != gradient:
@@ -168,21 +168,7 @@ def redo_update(checked: CheckedEvidence, before: StateDigest, gradient: str, cl
     return copy.compute_digest()
 
 
-def shown_claim(checked: CheckedEvidence) -> dict[str, Tensor]:
-    """Return the weight gradient that the guilty party signed, by name; empty where its digest is enough."""
-    return _tensors_under(checked, CLAIM_PREFIX)
-
-
-def shown_truth(checked: CheckedEvidence) -> dict[str, Tensor]:
-    """Return the weight gradient that the referee recomputed, by name; empty where it is not shown."""
-    return _tensors_under(checked, TRUTH_PREFIX)
-
-
 _WEIGHTS = ("frozen/", "weight/")
-
-
-def _tensors_under(checked: CheckedEvidence, prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in checked.tensors.items() if name.startswith(prefix)}
 
 
 def _committed_inputs(checked: CheckedEvidence, committed: Statement[Commit]) -> dict[tuple[str, int], str]:
@@ -229,7 +215,7 @@ def _threads_of_run(checked: CheckedEvidence) -> Iterator[None]:
 
 def _shown_stage(checked: CheckedEvidence) -> StageCopy | None:
     """Build the stage from the weights in the evidence; None when they are not there."""
-    weights = _tensors_under(checked, STAGE_PREFIX)
+    weights = checked.tensors_under(STAGE_PREFIX)
     if not weights:
         return None
     copy = _rebuild_stage(checked, weights)

@@ -147,9 +147,9 @@ class LateJoins:
         """Make members of the prepared newcomers."""
         names, self.prepared = self.prepared, []
         for name in names:
-            newcomer = self._newcomers.pop(name)
-            if self._members.admission.is_needed:
-                self._members.admission.assign_class(name, newcomer.measurement)
-            self._members.admission.admit_by_law(name)
-            self._members.admit_member(name, newcomer.hello)
+            newcomer, members = self._newcomers.pop(name), self._members
+            if members.admission.is_needed:
+                members.admission.assign_class(name, newcomer.measurement)
+            members.admission.admit_by_law(name)
+            members.addresses[name], members.memory_by_party[name] = newcomer.hello.address, newcomer.hello.memory
         return names

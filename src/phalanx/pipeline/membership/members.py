@@ -12,7 +12,6 @@ from phalanx.errors import PeerRefusedError
 from phalanx.pipeline.assignment.memory import Rooms
 from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.proof.step_record import NoteChecks, StepRecord
-from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.worker.roles import BuildHeldStage
@@ -184,10 +183,6 @@ class Members:
     def class_of(self, name: str) -> str:
         """Numeric class of a party, for the log; without a guard no party is measured."""
         return self.numeric_classes.get(name, "not measured")
-
-    def admit_member(self, name: str, hello: Hello) -> None:
-        """Let a party in that came late and was measured."""
-        self.addresses[name], self.memory_by_party[name] = hello.address, hello.memory
 
 
 @dataclass

@@ -29,7 +29,7 @@ class Coordinator:
 
     Attributes:
         facts: Assignment, commitments and agreed states.
-        handle: Records a message to the coordinator; False when it is not for it.
+        record_message: Records a message to the coordinator; False when it is not for it.
         ready: Parties that have taken their roles of this epoch.
         usage: Running costs by party, as each reported them last.
         busy: Seconds in which each party has worked since it was started, as each reported them last.
@@ -59,11 +59,6 @@ class Coordinator:
         taken = {party: {"step": step, "seconds": seconds} for party, (step, seconds) in self._phases.items()}
         self._phases.clear()
         return taken
-
-    @property
-    def step_ledger(self) -> StepLedger:
-        """Of the present attempt at the present step."""
-        return self.facts.ledger
 
     def _queue_delivery(self, party: str, message: Message, payload: Sequence[memoryview]) -> None:
         self._outgoing.append(Delivery(party, message, payload))
@@ -133,7 +128,7 @@ class Coordinator:
 
     def _conclusion_counts(self) -> tuple[int, ...]:
         """Changes with every conclusion that was drawn."""
-        ledger = self.step_ledger
+        ledger = self.facts.ledger
         agreed = (len(self.facts.agreed_states), len(ledger.gradients_agreed))
         asked = (ledger.num_audits, len(ledger.owners_audits), ledger.audits_drawn)
         late = [
@@ -160,10 +155,10 @@ class Coordinator:
         )
         if judgement is not None:
             return judgement
-        all_committed = len(self.step_ledger.commits) == len(facts.assignment.holders)
+        all_committed = len(self.facts.ledger.commits) == len(facts.assignment.holders)
         if (
             all_committed
-            and not self.step_ledger.audits_drawn
+            and not self.facts.ledger.audits_drawn
             and facts.agreed_states.keys() >= set(facts.watched_stages)
         ):
             judgement = compare_links(facts)
@@ -188,7 +183,7 @@ class Coordinator:
         Args:
             may_lag: Whether the step could be undone and nothing speaks against doing so.
         """
-        facts, ledger = self.facts, self.step_ledger
+        facts, ledger = self.facts, self.facts.ledger
         if len(ledger.commits) < len(facts.assignment.holders):
             return False
         if not facts.plan.guard.is_enabled:
@@ -209,7 +204,7 @@ class Coordinator:
         Returns:
             Whether there is anything that it has not redone yet.
         """
-        facts, ledger = self.facts, self.step_ledger
+        facts, ledger = self.facts, self.facts.ledger
         if not facts.plan.guard.is_enabled:
             return False
         ledger.owners_audits |= set(facts.watched_stages) - ledger.owner_audited
@@ -219,7 +214,7 @@ class Coordinator:
     @property
     def progress_counts(self) -> tuple[int, ...]:
         """Changes with whatever brings the step nearer to its end; repetition and idle talk change nothing."""
-        ledger, facts = self.step_ledger, self.facts
+        ledger, facts = self.facts.ledger, self.facts
         num_reported_states = sum(len(states) for states in self._updates.reported_states.values())
         done = (len(ledger.commits), len(ledger.held), len(facts.agreed_states), num_reported_states, len(self.ready))
         return (*done, *self._audits.progress_counts)
@@ -236,7 +231,7 @@ class Coordinator:
 
     def draw_moment(self, number: int) -> float:
         """A share from 0 to 1 that no worker can foresee, for the numbered look at an attempt."""
-        return self._draw.draw_moment(step=self.step_ledger.step, epoch=self.step_ledger.epoch, number=number)
+        return self._draw.draw_moment(step=self.facts.ledger.step, epoch=self.facts.ledger.epoch, number=number)
 
     @owner_task
     async def lead_links(self, links: Collection[PartyLink]) -> list[PartyLink]:
@@ -262,7 +257,7 @@ class Coordinator:
 
     def describe_missing(self) -> str:
         """Describe what is still missing, for a message to the user."""
-        facts, ledger = self.facts, self.step_ledger
+        facts, ledger = self.facts, self.facts.ledger
         watched, lagging = set(facts.watched_stages), facts.lagging_ledger
         missing = {
             "audits of the last step (stage, auditor)": [] if lagging is None else lagging.owed_audits,
@@ -277,7 +272,7 @@ class Coordinator:
 
     def compute_clip(self) -> float:
         """Clip coefficient of the step, from norms that the shadows have confirmed."""
-        ledger, plan = self.step_ledger, self.facts.plan
+        ledger, plan = self.facts.ledger, self.facts.plan
         ledger.clip_coefficient = clip_coefficient(ledger.total_norm(), plan.optimizer.clip_norm)
         return ledger.clip_coefficient
 
@@ -285,7 +280,7 @@ class Coordinator:
 
     async def _audit_as_owner(self) -> Judgement | None:
         """Run the owner's own audits, last of all, when the auditors have reported."""
-        facts, ledger = self.facts, self.step_ledger
+        facts, ledger = self.facts, self.facts.ledger
         facts.proved += self._owner_audits.weigh_states()
         if facts.proved:
             return facts.proved.pop(0)

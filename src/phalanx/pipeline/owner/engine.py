@@ -208,11 +208,6 @@ class PipelineEngine:
         return self._facts.assignment.shadows
 
     @property
-    def stage_guarantees(self) -> Mapping[int, str]:
-        """The guarantee of each stage now; a name in `GUARANTEES`."""
-        return self._failover.guarantees.present
-
-    @property
     def next_step(self) -> int:
         """The step that is under way, or comes next: so many are applied."""
         return self._facts.ledger.step

@@ -6,10 +6,10 @@ from phalanx.engine import Verdict
 from phalanx.errors import NoHolderError, PeerLostError, VerificationError
 from phalanx.pipeline.assignment.assignment import (
     Assignment,
-    may_lack_a_state,
     roles_of,
     settle_assignment,
     shadowed_by_owner,
+    stages_lacking_state,
 )
 from phalanx.pipeline.assignment.rebalance import PaceMeter
 from phalanx.pipeline.config import OWNER
@@ -226,16 +226,12 @@ class Failover:
             facts.observe("memory_short", {"step": step, "reason": ". ".join(short)})
         context.tell(parties, assign)
         _tell_noise_keys(context, new, parties, step)
-        lacks_states = await self._await_ready(assign.roles, is_start=old is None)
+        lacking = await self._await_ready(assign.roles, is_start=old is None)
         if roster.lost and old is None:
             raise PeerLostError(f"{roster.lost[0]} was lost: {roster.reasons[roster.lost[0]]}; see its log")
-        if old is not None and (roster.lost or lacks_states):
-            self._current_assignment = stood = self._settle_assignment(new, old)
-            await (
-                self.recover_roles(None, step)
-                if roster.lost
-                else self.assign_roles(shadowed_by_owner(stood), stood, step)
-            )
+        if old is not None and (roster.lost or lacking):
+            self._current_assignment = self._settle_assignment(new, old)
+            await (self.recover_roles(None, step) if roster.lost else self._let_owner_shadow(lacking, step))
         elif facts.plan.guard.is_enabled:
             await self._check_ready(new, old, step)
         self.rollback.restored_step = None
@@ -260,8 +256,13 @@ class Failover:
         confirmed = self._agreement.confirmed_copies(self._coordinator.ready)
         return settle_assignment(new, old, {*self._roster.alive, OWNER}, confirmed)
 
-    async def _await_ready(self, roles: Sequence[Role], *, is_start: bool) -> bool:
-        """Wait until all are ready; return whether one is too late that may lack a state of another worker."""
+    async def _let_owner_shadow(self, disputed: Collection[int], step: int) -> None:
+        """Let the owner take the place of a party that says it lacks a state, or has it wrong."""
+        stood = self._current_assignment
+        await self.assign_roles(shadowed_by_owner(stood, disputed), stood, step)
+
+    async def _await_ready(self, roles: Sequence[Role], *, is_start: bool) -> set[int]:
+        """Wait until all are ready; return stages with a party that is too late and may lack another worker's state."""
         context, facts, roster, ready = self._context, self._facts, self._roster, self._coordinator.ready
         ledger, guard = facts.ledger, facts.plan.guard
         patience, timeout_s = context.patience, context.step_timeout_s
@@ -282,11 +283,12 @@ class Failover:
                 missing = sorted(waiting - ready.keys() - {OWNER}) or sorted(context.party.roles.parties_awaited())
                 if not missing:
                     raise PeerLostError(f"{OWNER} was not ready within {timeout_s:.0f} s")
-                if not is_start and guard.is_enabled and may_lack_a_state(missing, roles):
-                    return True
+                lacking = set[int]() if is_start or not guard.is_enabled else stages_lacking_state(missing, roles)
+                if lacking:
+                    return lacking
                 for name in missing if is_start else missing[:1]:
                     roster.suspect(name, f"did not start its roles within {timeout_s:.0f} s", "late")
-        return False
+        return set()
 
     async def _undo_unwitnessed(self, step: int) -> None:
         """Go back over the last update of stages that one party alone has made, and let two make it again."""
@@ -321,9 +323,8 @@ class Failover:
         if old is not None:
             self._current_assignment = self._settle_assignment(new, old)
         if unready.party is None:
-            stood = self._current_assignment
             self._facts.observe("state_disputed", {"step": step, "reason": unready.reason})
-            await self.assign_roles(shadowed_by_owner(stood), stood, step)
+            await self._let_owner_shadow({unready.stage}, step)
             return
         if unready.judgement is None:
             suspect(unready.party, unready.reason)

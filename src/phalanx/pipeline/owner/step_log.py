@@ -11,13 +11,11 @@ from phalanx.pipeline.membership.members import NoteVerified
 from phalanx.pipeline.proof.step_record import StepRecords
 from phalanx.pipeline.protocol.messages import FetchBulk, StateDigest
 from phalanx.pipeline.protocol.requests import PendingRequest, Requests
-from phalanx.pipeline.stage.stage_copy import state_digest, trained_shapes
+from phalanx.pipeline.stage.stage_copy import frozen_part, state_digest, trained_shapes
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party
 from phalanx.pipeline.worker.roles import Roles
 from phalanx.transport import Endpoint
-
-_DIGEST_CHARACTERS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +37,7 @@ class StageState:
         """Compare the bytes with the agreed digest; takes as long as reading them, in any thread."""
         if self.agreed is None:
             return
-        frozen = self.agreed.weights[:-_DIGEST_CHARACTERS]
-        if state_digest(self.tensors, frozen, self.num_steps) != self.agreed:
+        if state_digest(self.tensors, frozen_part(self.agreed), self.num_steps) != self.agreed:
             raise VerificationError(
                 f"stage {self.stage}: {self.party} sent a state that differs from its signature; not used"
             )

@@ -198,12 +198,10 @@ class _StepJudge:
         )
         yield _RequiredAudit(stage, assignment.shadows[stage], drawn, is_whole)
 
-    def _are_same_class(self, one: str, other: str) -> bool:
-        return self._attempt.classes.get(one, 0) == self._attempt.classes.get(other, 0)
-
     def _bits_decide(self, one: str, other: str) -> bool:
         """As `StepFacts.bits_decide`: where several classes are let in, parties are compared within tau."""
-        return self._rules.guard.classes != "mixed" and self._are_same_class(one, other)
+        numbers = self._attempt.classes
+        return self._rules.guard.classes != "mixed" and numbers.get(one, 0) == numbers.get(other, 0)
 
     def _reported_digests(self, leaf: AuditLeaf) -> Mapping[str, str]:
         """The digests that an auditor got."""

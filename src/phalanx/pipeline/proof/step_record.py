@@ -12,7 +12,7 @@ from phalanx.errors import AuditLogError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import PassedOnHeader
-from phalanx.pipeline.verify.facts import MessageKey, StepFacts, StepLedger
+from phalanx.pipeline.verify.facts import StepFacts, StepLedger
 from phalanx.planner.schedules import Direction
 
 Stage = Annotated[int, Field(ge=0)]
@@ -232,7 +232,9 @@ class StepRecords:
         record = self._facts.record
         for (stage, microbatch, auditor), report in sorted(ledger.reports.items(), key=lambda item: item[0]):
             report_header = record.header_of(auditor, report)
-            forward, backward = (_sent_header(ledger, (stage, way, microbatch)) for way in _DIRECTIONS)
+            sent = [ledger.messages.get((stage, way, microbatch)) for way in _DIRECTIONS]
+            # the owner sends itself nothing under a header
+            forward, backward = (None if message is None else message.header for message in sent)
             yield AuditLeaf(
                 stage=stage,
                 microbatch=microbatch,
@@ -251,12 +253,6 @@ class StepRecords:
                 norm_squared=audited.norm_squared if report_header is None else None,
                 commit=ledger.commit_header(stage),
             )
-
-
-def _sent_header(ledger: StepLedger, key: MessageKey) -> PassedOnHeader | None:
-    """The header under which a message was sent; None where the owner sent it to itself."""
-    message = ledger.messages.get(key)
-    return None if message is None else message.header
 
 
 Check = Literal["messages", "whole_step", "owner", "state"]

@@ -3,9 +3,8 @@
 from typing import TypeVar
 
 from phalanx.pipeline.protocol.message import Message
-from phalanx.pipeline.protocol.messages import Activation, Bulk, Fetch, FetchReply
+from phalanx.pipeline.protocol.messages import Activation, Bulk, Fetch, FetchReply, MessageKey, target_of
 from phalanx.pipeline.protocol.tensor_stream import PART_BYTES
-from phalanx.planner.schedules import Direction
 from phalanx.transport import SignedHeader
 
 _Kind = TypeVar("_Kind", bound=Message)
@@ -34,22 +33,11 @@ class CarriedFrames:
         if isinstance(message, Activation | Bulk | Fetch | FetchReply):
             self._present.setdefault((header.fields.sender, header.fields.receiver), []).append((message, header))
 
-    def has_tensor(self, link: PartyLink, epoch: int, step: int, key: tuple[int, Direction, int]) -> bool:
-        """Whether a tensor between stages was carried: (source stage, direction, microbatch)."""
-        source, direction, microbatch = key
-        place = (epoch, step, source, direction, microbatch, source + (1 if direction == "forward" else -1))
-        return any(
-            (
-                activation.epoch,
-                activation.step,
-                activation.source,
-                activation.direction,
-                activation.microbatch,
-                activation.target,
-            )
-            == place
-            for activation, _ in self._frames_on(link, Activation)
-        )
+    def has_tensor(self, link: PartyLink, epoch: int, step: int, key: MessageKey) -> bool:
+        """Whether a tensor between stages was carried."""
+        place = (epoch, step, key, target_of(key))
+        carried = (activation for activation, _ in self._frames_on(link, Activation))
+        return any((each.epoch, each.step, each.key, each.target) == place for each in carried)
 
     def has_transfer(self, link: PartyLink, about: Bulk) -> bool:
         """Whether all parts of a transfer were carried, in order; `about.total` is its size, its offset is not read."""

@@ -1,6 +1,7 @@
 """The bodies of all frames between the parties of a verified pipeline, each parsed once and strictly."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -45,6 +46,17 @@ back to; `duplicate`: the same, for the owner's checkpoint; `kept`: the same, as
 session of the run."""
 
 
+MessageKey = tuple[int, Direction, int]
+"""(source stage, direction, microbatch) of a tensor between stages."""
+
+NO_FIELDS: Mapping[str, object] = {}
+
+
+def target_of(key: MessageKey) -> int:
+    """Return the stage that a tensor is sent to."""
+    return key[0] + (1 if key[1] == "forward" else -1)
+
+
 class StepMessage(Message):
     """A message about one optimizer step, counted from 0."""
 
@@ -65,15 +77,22 @@ class TensorMessage(StepMessage):
     source: Stage
     """The stage that sent it."""
 
+    @classmethod
+    def about_key(cls, epoch: int, step: int, key: MessageKey, more: Mapping[str, object] = NO_FIELDS) -> Self:
+        """Make a message about this tensor; `more` has the fields of its kind."""
+        source, direction, microbatch = key
+        place = {"epoch": epoch, "step": step, "microbatch": microbatch, "direction": direction, "source": source}
+        return cls.model_validate(place | more)
+
+    @property
+    def key(self) -> MessageKey:
+        """Which tensor of its step it is about."""
+        return self.source, self.direction, self.microbatch
+
     @property
     def tensor_place(self) -> dict[str, object]:
         """Which tensor of its epoch it is about, by the names of the fields."""
-        return {
-            "step": self.step,
-            "microbatch": self.microbatch,
-            "direction": self.direction,
-            "source": self.source,
-        }
+        return {name: getattr(self, name) for name in ("step", "microbatch", "direction", "source")}
 
 
 class Role(StrictModel):
@@ -218,11 +237,9 @@ class Fetch(TensorMessage, kind="fetch"):
     """Counts the owner's requests of a session; the answer names it. 0 where an auditor asks."""
 
     @classmethod
-    def from_key(cls, epoch: int, step: int, key: tuple[int, Direction, int], *, claim: bool = False) -> "Fetch":
-        """Ask for (source stage, direction, microbatch)."""
-        source, direction, microbatch = key
-        place = {"epoch": epoch, "step": step, "microbatch": microbatch, "direction": direction, "source": source}
-        return cls.model_validate({**place, "claim": claim})
+    def from_key(cls, epoch: int, step: int, key: MessageKey, *, claim: bool = False) -> Self:
+        """Ask for a tensor."""
+        return cls.about_key(epoch, step, key, {"claim": claim})
 
 
 class FetchReply(TensorMessage, kind="fetched"):

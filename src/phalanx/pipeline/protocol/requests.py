@@ -174,11 +174,8 @@ class Requests:
         message = received.message
         if isinstance(message, FetchReply) and message.request in self._fetches:
             fetch, waiting = self._fetches[message.request]
-            if (
-                waiting.party == received.sender
-                and message.tensor_place == fetch.tensor_place
-                and message.claim == fetch.claim
-            ):
+            is_about = (message.step, message.key, message.claim) == (fetch.step, fetch.key, fetch.claim)
+            if is_about and waiting.party == received.sender:
                 waiting.answer = received
                 return True
         if isinstance(message, Bulk) and message.request in self._bulks:

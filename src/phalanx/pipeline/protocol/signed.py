@@ -103,20 +103,6 @@ class StatementReader:
         self._check_link(header, allowed)
         return Statement(message, header)
 
-    def find_statement(
-        self,
-        signed: PassedOnHeader,
-        kind: type[_Said],
-        epoch: int,
-        place: Mapping[str, object],
-        link: Callable[[_Said], Link | None],
-    ) -> Statement[_Said] | None:
-        """As `open`; None where that raises."""
-        try:
-            return self.open_statement(signed, kind, epoch, place, link)
-        except (FrameError, SignatureError):
-            return None
-
     def open_frame_header(self, signed: PassedOnHeader, link: Link) -> SignedHeader:
         """Read the header of a frame that another party relays; its receiver reads its body as any frame's."""
         header = _header_of(signed)

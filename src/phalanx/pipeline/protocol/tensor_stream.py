@@ -7,7 +7,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from phalanx.errors import FrameError
+from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.protocol.message import Message
@@ -31,19 +31,19 @@ def send_bulk(post: Post, receiver: str, about: FetchBulk, tensors: Mapping[str,
         The digest of the whole transfer, from the digests that the frames carry anyway.
     """
     digests = []
-    for offset, total, part in cut_parts(tensors):
-        message = Bulk(
-            epoch=about.epoch,
-            purpose=about.purpose,
-            stage=about.stage,
-            step=num_steps,
-            offset=offset,
-            total=total,
-            request=about.request,
-        )
+    for message, part in bulk_messages(about, tensors, num_steps):
         header = post(receiver, message, part)
         digests.append(digest_hex(*part) if header is None else header.fields.payload_digest)
     return digest_of_parts(digests)
+
+
+def bulk_messages(
+    about: FetchBulk, tensors: Mapping[str, Tensor], num_steps: int
+) -> Iterator[tuple[Bulk, list[memoryview]]]:
+    """Yield the messages of a transfer, each with its payload."""
+    answered = about.model_dump(include={"epoch", "stage", "purpose", "request"})
+    for offset, total, part in cut_parts(tensors):
+        yield Bulk(**answered, step=num_steps, offset=offset, total=total), part
 
 
 def digest_of_parts(digests: Sequence[str]) -> str:
@@ -186,9 +186,11 @@ def whole_transfer(
         transfer, prove nothing about this one.
     """
     place = {"step": about.step, "stage": about.stage, "purpose": about.purpose}
-    statements_found = [statements.find_statement(part, Bulk, about.epoch, place, lambda bulk: link) for part in shown]
-    parts = [part for part in statements_found if part is not None]
-    return parts if len(parts) == len(statements_found) and is_whole_transfer(parts, about) else None
+    try:
+        parts = [statements.open_statement(part, Bulk, about.epoch, place, lambda bulk: link) for part in shown]
+    except (FrameError, SignatureError):
+        return None
+    return parts if is_whole_transfer(parts, about) else None
 
 
 def sent_gradient(statements: StatementReader, held: GradientHeld, link: Link) -> str | None:

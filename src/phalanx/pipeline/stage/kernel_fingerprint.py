@@ -1,7 +1,7 @@
 """The kernel fingerprint, which measures a party's numeric class: the model's kernels on freshly drawn inputs."""
 
 import hashlib
-from collections.abc import Mapping
+import math
 from typing import Any
 
 import torch
@@ -56,6 +56,8 @@ def fingerprint_kernels(plan: StepPlan, nonce: str, kernels: WrapCopy = leave_un
     weight_gradient = runner.take_gradients()
     plain, _ = runner.recompute_microbatch(0, 0, x, None)
     _, audited = runner.recompute_microbatch(0, 0, x, gradient)
+    backward, square = {"x": x_gradient, "audited": audited}, finite_norm_squared(weight_gradient, plan.numerics)
+    norm = torch.tensor(math.inf if square is None else square, dtype=torch.float64)
     for step in range(_UPDATES):
         gradients = {
             name: _draw_values(nonce, f"{step} {name}", t) * 2**-10
@@ -64,10 +66,8 @@ def fingerprint_kernels(plan: StepPlan, nonce: str, kernels: WrapCopy = leave_un
         copy.apply_update(step, gradients, 0.7)
     return KernelDigests(
         forward=tensors_digest({"y": y, "plain": plain}),
-        backward=tensors_digest(_drop_missing({"x": x_gradient, "audited": audited})),
-        gradient=tensors_digest(
-            {**weight_gradient, "norm": _gradient_norm(weight_gradient, plan), **_draw_noise(plan, nonce)}
-        ),
+        backward=tensors_digest({name: t for name, t in backward.items() if t is not None}),
+        gradient=tensors_digest({**weight_gradient, "norm": norm, **_draw_noise(plan, nonce)}),
         update=tensors_digest(copy.optimizer.state_tensors()),
     )
 
@@ -110,12 +110,3 @@ def _draw_noise(plan: StepPlan, nonce: str) -> dict[str, Tensor]:
         return {}
     key = hashlib.sha256(f"phalanx battery {nonce} noise".encode()).digest()
     return {"noise": torch.from_numpy(noise_stream(key, 0, "battery").next_normals(_VALUES))}
-
-
-def _gradient_norm(gradients: Mapping[str, Tensor], plan: StepPlan) -> Tensor:
-    value = finite_norm_squared(gradients, plan.numerics)
-    return torch.tensor(float("inf") if value is None else value, dtype=torch.float64)
-
-
-def _drop_missing(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -227,14 +227,9 @@ def state_digest(state: Mapping[str, Tensor], frozen: str, step: int) -> StateDi
     )
 
 
-def trained_digest(state: StateDigest) -> str:
-    """Return the part of a state's digest that trained weights decide; frozen ones come before it."""
-    return state.weights[-_DIGEST_CHARACTERS:]
-
-
 def frozen_part(state: StateDigest) -> str:
-    """The part of a state's digest that frozen weights decide."""
-    return state.weights.removesuffix(trained_digest(state))
+    """The part of a state's digest that frozen weights decide; that of trained ones comes behind it."""
+    return state.weights[:-_DIGEST_CHARACTERS]
 
 
 def trained_shapes(plan: StepPlan, stage: int) -> dict[str, Tensor]:

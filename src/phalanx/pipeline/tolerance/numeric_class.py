@@ -1,13 +1,12 @@
 """The description of a numeric class: everything that decides whether two honest parties compute equal bits."""
 
-import hashlib
 import platform
 from typing import Annotated
 
 import torch
 from pydantic import Field
 
-from phalanx.config import StrictModel, canonical_json
+from phalanx.config import StrictModel
 from phalanx.pipeline.party_layout import PartyLayout
 
 Word = Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]
@@ -29,11 +28,6 @@ class NumericClass(StrictModel):
     """Processes that share the work of a stage: they add up in another order than one does."""
     layout: Word = ""
     """How they share it."""
-
-    @property
-    def short_digest(self) -> str:
-        """A short name for the description: equal labels, equal description."""
-        return hashlib.sha256(canonical_json(self.model_dump(exclude_defaults=True))).hexdigest()[:16]
 
     def describe_difference(self, other: "NumericClass") -> str:
         """Describe in words where this description differs from the other; empty where they are equal."""

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchReply, ScreenHit
+from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchReply, MessageKey, ScreenHit, target_of
 from phalanx.pipeline.protocol.needs import MessageNeed, owner_task
 from phalanx.pipeline.tolerance.distance import classify_distance, token_distance, token_residual
 from phalanx.pipeline.tolerance.drift import DriftWatch
-from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts, present_headers
+from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, StepFacts, present_headers
 from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.planner.schedules import Direction
 
@@ -96,7 +96,9 @@ class AuditJudgement:
         for direction in report.digests:
             output = known.get((stage, direction, microbatch))
             if output is not None and not await self._is_output_confirmed(auditor, report, direction, output):
-                judgement = await self._judge_dispute(auditor, report, direction, inputs, output)
+                state = self._facts.ledger_of(report.step).agreed[stage]
+                dispute = Dispute(report, direction, auditor, self._facts.assignment, inputs, output, state)
+                judgement = await self._judge_dispute(dispute)
                 if judgement is not None:
                     return judgement
         return None
@@ -107,17 +109,17 @@ class AuditJudgement:
         stage, m = hit.source, hit.microbatch
         holder = self._facts.holder_of
         wanted_messages: list[tuple[str, MessageKey]] = [
-            (holder(stage + (1 if hit.direction == "forward" else -1)), (stage, hit.direction, m)),
+            (holder(target_of(hit.key)), hit.key),
             (holder(stage), (stage - 1, "forward", m)),
         ]
         if hit.direction == "backward":
             wanted_messages.append((holder(stage), (stage + 1, "backward", m)))
         messages = {}
         for party, key in wanted_messages:
-            answer = await MessageNeed(party, Fetch.from_key(hit.epoch, hit.step, key))
+            request = Fetch.from_key(hit.epoch, hit.step, key)
+            answer = await MessageNeed(party, request)
             evidence = answer.message.evidence if answer and isinstance(answer.message, FetchReply) else None
-            place = {"step": hit.step, "source": key[0], "direction": key[1], "microbatch": m}
-            statement = None if evidence is None else self._facts.find_tensor(evidence, hit.epoch, place)
+            statement = self._facts.find_tensor(evidence, request)
             if statement is not None:
                 messages[key] = CommittedMessage.from_statement(statement, party)
         return messages
@@ -205,40 +207,17 @@ class AuditJudgement:
             party = self._facts.holder_of(report.stage)
             self._facts.observe("drift", {"step": report.step, "party": party, **body, "audits": drift.num_audits})
 
-    async def _judge_dispute(
-        self,
-        auditor: str,
-        report: AuditReport,
-        direction: Direction,
-        inputs: Mapping[Direction, CommittedMessage],
-        output: CommittedMessage,
-    ) -> Judgement | None:
-        facts, stage = self._facts, report.stage
-        place = {"step": report.step, "stage": stage, "microbatch": report.microbatch, "direction": direction}
-        facts.observe("alarm", {**place, "accuser": auditor})
-        dispute = Dispute(
-            step=report.step,
-            epoch=report.epoch,
-            stage=stage,
-            microbatch=report.microbatch,
-            direction=direction,
-            holder=facts.holder_of(stage),
-            accuser=auditor,
-            assignment=facts.assignment,
-            inputs=inputs,
-            output=output,
-            report=report,
-            state=facts.ledger_of(report.step).agreed[stage],
-        )
-        signed = {
-            "report": facts.record.header_of(auditor, report),
-            **facts.state_headers(stage, dispute.state, dispute.holder, facts.assignment.shadows.get(stage)),
-        }
+    async def _judge_dispute(self, dispute: Dispute) -> Judgement | None:
+        facts, report = self._facts, dispute.report
+        place = {"step": report.step, "stage": report.stage, "microbatch": report.microbatch}
+        place |= {"direction": dispute.direction, "accuser": dispute.accuser}
+        facts.observe("alarm", place)
+        signed = {"report": facts.record.header_of(dispute.accuser, report), **dispute.signed_states(facts)}
         verdict, compared = await self._referee.judge_message(dispute)
         work = self._referee.take_work()
         if verdict is None:
             if not compared.tensors:
                 self.undecided_orders.add(report.order)
-            facts.observe("dismissed", {**place, "accuser": auditor, "referee": work.model_dump()})
+            facts.observe("dismissed", {**place, "referee": work.model_dump()})
             return None
         return Judgement(verdict, compared, dispute.signed_headers() | present_headers(signed), work)

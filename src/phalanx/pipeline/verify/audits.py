@@ -4,14 +4,14 @@ from collections.abc import Collection
 
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.protocol.messages import Audit, AuditReport, Release, ScreenHit
+from phalanx.pipeline.protocol.messages import Audit, AuditReport, MessageKey, Release, ScreenHit, target_of
 from phalanx.pipeline.protocol.needs import owner_task
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.tolerance.drift import DriftWatch
 from phalanx.pipeline.tolerance.screen import STEPS_PER_DOUBT, Doubt, DoubtBudget
 from phalanx.pipeline.verify.audit_judgement import AuditJudgement
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.pipeline.verify.facts import AuditKey, Judgement, MessageKey, StepFacts, StepLedger
+from phalanx.pipeline.verify.facts import AuditKey, Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.referee import Referee
 from phalanx.planner.schedules import Direction
 
@@ -86,10 +86,7 @@ class AuditRequests:
 
     def release_screened(self, hit: ScreenHit) -> None:
         """Let the receiver use a screened message after all."""
-        release = Release(
-            epoch=hit.epoch, step=hit.step, microbatch=hit.microbatch, direction=hit.direction, source=hit.source
-        )
-        self._post(self._facts.holder_of(target_of(hit)), release, ())
+        self._post(self._facts.holder_of(target_of(hit.key)), Release.about_key(hit.epoch, hit.step, hit.key), ())
 
     def _order_audit(
         self,
@@ -119,19 +116,9 @@ class AuditRequests:
         return self._num_orders
 
 
-def directions_of(hit: ScreenHit | None) -> tuple[Direction, ...]:
-    """Return the directions of an audit: a screened activation has no gradient yet, all else is audited both ways."""
-    return ("forward",) if hit is not None and hit.direction == "forward" else BOTH
-
-
-def message_of(hit: ScreenHit) -> MessageKey:
-    """Return the message that looked odd."""
-    return (hit.source, hit.direction, hit.microbatch)
-
-
-def target_of(hit: ScreenHit) -> int:
-    """The stage that a screened message was for."""
-    return hit.source + (1 if hit.direction == "forward" else -1)
+def directions_of(hit: ScreenHit) -> tuple[Direction, ...]:
+    """Return the directions of an urgent audit: a screened activation has no gradient yet."""
+    return ("forward",) if hit.direction == "forward" else BOTH
 
 
 class Audits:
@@ -176,7 +163,7 @@ class Audits:
         Raises:
             FrameError: It has said so before: a repetition would cause audits without end.
         """
-        key = message_of(hit)
+        key = hit.key
         if key in self._doubted or hit.microbatch >= self._facts.plan.microbatches:
             raise FrameError(f"{key} of step {hit.step} was screened before, or is not a message of a step")
         self._doubted.add(key)
@@ -197,12 +184,8 @@ class Audits:
 
     def ask_urgently(self, hit: ScreenHit) -> None:
         """Have the very microbatch recomputed that looked odd to its receiver."""
-        self.screened[message_of(hit)] = hit
+        self.screened[hit.key] = hit
         self._urgent_orders[self._audit_requests.order_urgent_audit(hit)] = hit
-
-    def release_screened(self, hit: ScreenHit) -> None:
-        """Let the receiver use a screened message after all."""
-        self._audit_requests.release_screened(hit)
 
     def check_asked(self, sender: str, report: AuditReport) -> None:
         """Compare a report with the order that it names."""
@@ -224,7 +207,7 @@ class Audits:
         earlier = self._facts.ledger_of(report.step).reports.get((report.stage, report.microbatch, sender))
         if earlier is not None and earlier.order == report.order:
             return True
-        if report.order in self._urgent_orders and message_of(self._urgent_orders[report.order]) not in self.screened:
+        if report.order in self._urgent_orders and self._urgent_orders[report.order].key not in self.screened:
             # it was cleared, or weighed
             return True
         place = (sender, report.order, report.microbatch)
@@ -257,7 +240,7 @@ class Audits:
 
     async def _weigh_drawn(self, auditor: str, report: AuditReport) -> Judgement | None:
         ledger = self._facts.ledger_of(report.step)
-        judgement = await self._reports.weigh_report(auditor, report, ledger.messages, directions_of(None))
+        judgement = await self._reports.weigh_report(auditor, report, ledger.messages, BOTH)
         if judgement is None:
             ledger.reports[(report.stage, report.microbatch, auditor)] = report
             if report.doubt is not None:
@@ -266,10 +249,10 @@ class Audits:
 
     async def _weigh_urgent(self, auditor: str, report: AuditReport) -> Judgement | None:
         hit = self._urgent_orders[report.order]
-        if message_of(hit) not in self.screened:
+        if hit.key not in self.screened:
             return None
         messages = await self._reports.fetch_early_commitments(hit)
         judgement = await self._reports.weigh_report(auditor, report, messages, directions_of(hit))
         if judgement is None and report.order not in self._reports.undecided_orders:
-            self._audit_requests.release_screened(self.screened.pop(message_of(hit)))
+            self._audit_requests.release_screened(self.screened.pop(hit.key))
         return judgement

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames, PartyLink
-from phalanx.pipeline.protocol.messages import Bulk, Detour, Fetch, FetchBulk, ProgressReport
+from phalanx.pipeline.protocol.messages import Bulk, Detour, Fetch, FetchBulk, MessageKey, ProgressReport
 from phalanx.pipeline.protocol.needs import Delivery
-from phalanx.pipeline.verify.facts import MessageKey, StepFacts
+from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.verify.wait_tally import Waits
 
 MAX_SILENCES = 3
@@ -89,8 +89,7 @@ class DisputedLinks:
         if not self._carried.has_request((auditor, sender), request):
             return auditor
         for answer, digest in self._carried.find_answers(link, request):
-            shown = answer.evidence
-            statement = None if shown is None else self._facts.find_tensor(shown, request.epoch, request.tensor_place)
+            statement = self._facts.find_tensor(answer.evidence, request)
             if statement is not None and statement.payload_digest == digest:
                 return auditor
         return sender

@@ -1,11 +1,12 @@
 """The facts that the owner's judges share: the ledger of each attempt, the assignment, and states agreed on."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.config import StrictModel
 from phalanx.engine import Offence, Verdict
+from phalanx.errors import FrameError, SignatureError
+from phalanx.optimizers import norm_of_squares
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.assignment.budget import EventSampler
 from phalanx.pipeline.config import OWNER
@@ -17,7 +18,9 @@ from phalanx.pipeline.protocol.messages import (
     Audit,
     AuditReport,
     Commit,
+    Fetch,
     GradientHeld,
+    MessageKey,
     PassedOnHeader,
     StateDigest,
     StepAudited,
@@ -25,12 +28,8 @@ from phalanx.pipeline.protocol.messages import (
 from phalanx.pipeline.protocol.signed import Statement, StatementKey, StatementReader, to_signed
 from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.pipeline.verify.statement_record import StatementRecord
-from phalanx.planner.schedules import Direction
 from phalanx.security.privacy import NoiseSecret
 from phalanx.transport import SignedHeader
-
-MessageKey = tuple[int, Direction, int]
-"""(source stage, direction, microbatch)."""
 
 AuditKey = tuple[int, int, str]
 """(stage, microbatch, auditor)."""
@@ -100,11 +99,8 @@ class StepLedger:
             received: Opened headers of the stage's inputs.
         """
         for statement in received:
-            message = statement.message
             shown_by = statement.header.fields.receiver
-            self.messages[(message.source, message.direction, message.microbatch)] = CommittedMessage.from_statement(
-                statement, shown_by
-            )
+            self.messages[statement.message.key] = CommittedMessage.from_statement(statement, shown_by)
         self.commits[commit.stage] = commit
         self.commit_headers[commit.stage] = header
 
@@ -153,11 +149,8 @@ class StepLedger:
 
     def total_norm(self) -> float:
         """Norm of the gradient of all stages; NaN when one's is not finite."""
-        norms = self.squared_norms()
         # ascending stages, so that every run adds in the same order
-        squares = [norms[stage] for stage in sorted(norms)]
-        finite = [square for square in squares if square is not None]
-        return math.sqrt(math.fsum(finite)) if len(finite) == len(squares) else math.nan
+        return norm_of_squares([square for _, square in sorted(self.squared_norms().items())])
 
 
 Signed = PassedOnHeader | None
@@ -313,17 +306,12 @@ class StepFacts:
         """
         return self.statements.open_statement(signed, Activation, epoch, place, self.assignment.link_of)
 
-    def find_tensor(
-        self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]
-    ) -> Statement[Activation] | None:
-        """As `open_tensor`; None where that raises."""
-        return self.statements.find_statement(signed, Activation, epoch, place, self.assignment.link_of)
-
-    def agreed_headers(self, stage: int, ledger: StepLedger) -> Mapping[str, Signed]:
-        """As `state_headers`, of the state of a stage that was agreed on before a step."""
-        state = ledger.agreed.get(stage)
-        holder, shadow = self.assignment.holders.get(stage, OWNER), self.assignment.shadows.get(stage)
-        return NO_HEADERS if state is None else self.state_headers(stage, state, holder, shadow)
+    def find_tensor(self, shown: PassedOnHeader | None, request: Fetch) -> Statement[Activation] | None:
+        """The tensor that a request is about, where this header announces it as `open_tensor` demands; else None."""
+        try:
+            return None if shown is None else self.open_tensor(shown, request.epoch, request.tensor_place)
+        except (FrameError, SignatureError):
+            return None
 
     def order_header(self, report: AuditReport) -> PassedOnHeader | None:
         """The order that a report answers, as the owner signed it; None where the owner asked itself."""

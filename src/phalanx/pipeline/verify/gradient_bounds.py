@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from phalanx.pipeline.evidence.weighing import weigh_distant_gradient
-from phalanx.pipeline.protocol.messages import FetchBulk, Purpose
-from phalanx.pipeline.protocol.needs import TensorsNeed, owner_task
+from phalanx.pipeline.protocol.needs import owner_task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.float64 import exact_gradient
 from phalanx.pipeline.stage.stage_copy import StageCopy
@@ -29,12 +28,8 @@ class GradientBounds:
     @owner_task
     async def fetch_claimed(self, ledger: StepLedger, stage: int) -> dict[str, Tensor] | None:
         """The gradient that a stage committed to, from the other copy or from the stage; None when neither has it."""
-        facts, digest = self._facts, ledger.commits[stage].gradient
-        for party in (facts.shadow_of(stage), facts.holder_of(stage)):
-            tensors = await self._fetch_gradient(ledger, stage, party, "gradient", digest)
-            if tensors is not None:
-                return tensors
-        return None
+        parties = (self._facts.shadow_of(stage), self._facts.holder_of(stage))
+        return await self._referee.fetch_gradient(parties, (stage, ledger.step), ledger.commits[stage].gradient)
 
     @owner_task
     async def are_close(self, ledger: StepLedger, stage: int, auditor: str) -> bool:
@@ -86,17 +81,7 @@ class GradientBounds:
         return not weighed.is_off
 
     async def _fetch_audited(self, ledger: StepLedger, stage: int, auditor: str) -> dict[str, Tensor] | None:
-        statement = ledger.step_audits.get((stage, auditor))
-        return (
-            None
-            if statement is None
-            else await self._fetch_gradient(ledger, stage, auditor, "audited", statement.gradient)
-        )
-
-    async def _fetch_gradient(
-        self, ledger: StepLedger, stage: int, party: str, purpose: Purpose, digest: str
-    ) -> dict[str, Tensor] | None:
-        request = FetchBulk(epoch=self._referee.epoch, step=ledger.step, stage=stage, purpose=purpose)
-        expected = StageCopy.build_empty(self._facts.plan, stage).module.trainable_parameters()
-        answer = await TensorsNeed(party, request, expected)
-        return answer[0] if answer is not None and transfer_digest(answer[0]) == digest else None
+        audited = ledger.step_audits.get((stage, auditor))
+        if audited is None:
+            return None
+        return await self._referee.fetch_gradient((auditor,), (stage, ledger.step), audited.gradient, "audited")

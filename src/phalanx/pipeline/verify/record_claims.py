@@ -18,10 +18,11 @@ from phalanx.pipeline.protocol.messages import (
     StepAudited,
     StepMessage,
     UpdateReport,
+    target_of,
 )
 from phalanx.pipeline.protocol.signed import Link, Statement, to_signed
 from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary
-from phalanx.pipeline.verify.audits import Audits, target_of
+from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.state_judgement import StateJudgement
 from phalanx.telemetry import BUSY, WALL
@@ -134,10 +135,6 @@ class ClaimRecorder:
         self._faults = faults
         self._since = time.monotonic()
 
-    @property
-    def _step_ledger(self) -> StepLedger:
-        return self._facts.ledger
-
     def record_message(self, received: ReceivedMessage) -> bool:
         """Record a message to the coordinator; False when it is not for it.
 
@@ -156,16 +153,16 @@ class ClaimRecorder:
                 # of a step that lags, only its audits are still awaited
                 if any(_is_about(message, ledger) for ledger in self._facts.open_ledgers):
                     self._add_audit(received, message)
-            case Commit() if _is_about(message, self._step_ledger):
+            case Commit() if _is_about(message, self._facts.ledger):
                 self._add_commit(received, message)
-            case GradientHeld() if _is_about(message, self._step_ledger):
+            case GradientHeld() if _is_about(message, self._facts.ledger):
                 # record what a shadow has received
                 _expect_sender(received.sender, self._facts.assignment.shadows.get(message.stage), message.kind)
-                if message.stage in self._step_ledger.held:
+                if message.stage in self._facts.ledger.held:
                     self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
                 elif self._store_statements(received):
-                    self._step_ledger.held[message.stage] = message
-            case ScreenHit() if _is_about(message, self._step_ledger):
+                    self._facts.ledger.held[message.stage] = message
+            case ScreenHit() if _is_about(message, self._facts.ledger):
                 self._add_screen_hit(sender, message)
             case Commit() | GradientHeld() | ScreenHit():
                 pass
@@ -198,9 +195,9 @@ class ClaimRecorder:
         for name in message.states:
             if sender not in (assignment.holders.get(int(name)), assignment.shadows.get(int(name))):
                 raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not hold")
-        if message.epoch != self._step_ledger.epoch:
+        if message.epoch != self._facts.ledger.epoch:
             return
-        due = {name: state for name, state in message.states.items() if state.step == self._step_ledger.step}
+        due = {name: state for name, state in message.states.items() if state.step == self._facts.ledger.step}
         if not self._store_statements(received, message.model_copy(update={"states": due})):
             return
         for name, state in due.items():
@@ -230,13 +227,13 @@ class ClaimRecorder:
 
     def _add_ready(self, received: ReceivedMessage, message: Ready) -> None:
         sender = received.sender
-        if message.epoch != self._step_ledger.epoch:
+        if message.epoch != self._facts.ledger.epoch:
             return
         stray = sorted(message.states.keys() - {str(stage) for stage in self._facts.assignment.copies_of(sender)})
         if stray:
             raise FrameError(f"{sender!r} reported ready with stage {stray[0]}, which it does not hold")
         # a state of another step is not what the party was asked for, and is not stored
-        due = {name: state for name, state in message.states.items() if state.step == self._step_ledger.step}
+        due = {name: state for name, state in message.states.items() if state.step == self._facts.ledger.step}
         is_consistent = self._store_statements(received, message.model_copy(update={"states": due}))
         if sender in self.ready and is_consistent:
             raise FrameError(f"{sender!r} reported ready for epoch {message.epoch} twice")
@@ -245,7 +242,7 @@ class ClaimRecorder:
     def _add_screen_hit(self, sender: str, message: ScreenHit) -> None:
         """Take note that the receiver of a message finds it odd."""
         assignment = self._facts.assignment
-        _expect_sender(sender, assignment.holders.get(target_of(message)), message.kind)
+        _expect_sender(sender, assignment.holders.get(target_of(message.key)), message.kind)
         if message.source not in assignment.shadows or self._facts.holder_of(message.source) == OWNER:
             raise FrameError(f"{sender!r} screened a message of the owner, which needs no audit")
         self._audits.note_doubt(message)
@@ -257,7 +254,7 @@ class ClaimRecorder:
         """Open every header that a stage shows; it has signed for all of them itself."""
         facts, sender = self._facts, received.sender
         _expect_sender(sender, facts.assignment.holders.get(commit.stage), commit.kind)
-        if commit.stage in self._step_ledger.commits:
+        if commit.stage in self._facts.ledger.commits:
             self._refuse_repetition(received, f"stage {commit.stage}, step {commit.step}")
             return
         if not self._store_statements(received):
@@ -280,7 +277,7 @@ class ClaimRecorder:
                 reason = f"stage {commit.stage}: {sender} committed to an input that no party sent it: {exc}"
                 self.convictions.append(facts.make_judgement("forgery", sender, commit.stage, reason, headers=headers))
                 return
-        self._step_ledger.add_commit(commit, received.header, opened)
+        self._facts.ledger.add_commit(commit, received.header, opened)
 
     def _add_audit(self, received: ReceivedMessage, message: AuditReport | StepAudited) -> None:
         sender, ledger = received.sender, self._facts.ledger_of(message.step)
@@ -305,7 +302,7 @@ class ClaimRecorder:
 
 def _refuse_repeated_input(opened: Sequence[Statement[Activation]]) -> None:
     """Refuse a commitment with two headers for one input."""
-    if any(earlier.message.tensor_place == opened[-1].message.tensor_place for earlier in opened[:-1]):
+    if any(earlier.message.key == opened[-1].message.key for earlier in opened[:-1]):
         raise FrameError("it has one input twice")
 
 

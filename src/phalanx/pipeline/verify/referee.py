@@ -27,13 +27,22 @@ from phalanx.pipeline.evidence.weighing import (
     weigh_update,
 )
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, Numerics, StepPlan
-from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, PassedOnHeader, StateDigest
+from phalanx.pipeline.protocol.messages import (
+    AuditReport,
+    Fetch,
+    FetchBulk,
+    MessageKey,
+    PassedOnHeader,
+    Purpose,
+    StateDigest,
+    target_of,
+)
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, owner_task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.verify.facts import CommittedMessage, MessageKey, RefereeWork, StepLedger
+from phalanx.pipeline.verify.facts import CommittedMessage, RefereeWork, Signed, StepFacts, StepLedger
 from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex
 from phalanx.security.privacy import noise_seed
@@ -50,27 +59,39 @@ _OTHER_WEIGHTS = "sent weights that differ from the signed ones"
 class Dispute:
     """A recomputed message that is not the committed one.
 
-    `state` is what both copies of the stage were agreed to be, each under its own party's signature.
+    Attributes:
+        report: Names stage, step, epoch and microbatch.
+        state: What both copies of the stage were agreed to be, each under its own party's signature.
     """
 
-    step: int
-    epoch: int
-    stage: int
-    microbatch: int
+    report: AuditReport
     direction: Direction
-    holder: str
     accuser: str
     assignment: Assignment
     inputs: Mapping[Direction, CommittedMessage]
     output: CommittedMessage
-    report: AuditReport
     state: StateDigest
+
+    @property
+    def key(self) -> MessageKey:
+        """The message."""
+        return self.report.stage, self.direction, self.report.microbatch
+
+    @property
+    def holder(self) -> str:
+        """The party that served the stage."""
+        return self.assignment.holders[self.report.stage]
 
     def signed_headers(self) -> dict[str, PassedOnHeader]:
         """Return the signed headers about it: the disputed message and its inputs."""
         return {"output": self.output.header} | {
             f"input_{name}": message.header for name, message in self.inputs.items()
         }
+
+    def signed_states(self, facts: StepFacts) -> Mapping[str, Signed]:
+        """Return the headers in which both parties with a copy signed its state."""
+        stage = self.report.stage
+        return facts.state_headers(stage, self.state, self.holder, facts.assignment.shadows.get(stage))
 
 
 @dataclass(frozen=True)
@@ -184,9 +205,8 @@ class Referee:
         Returns:
             The verdict, and its tensors; None within tolerance, or where an input lacks that the holder never showed.
         """
-        copy = copy or await self.fetch_weights(
-            dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state
-        )
+        report = dispute.report
+        copy = copy or await self.fetch_weights(report.epoch, report.step, report.stage, dispute.accuser, dispute.state)
         if copy is None:
             return self._guilty_verdict(dispute, dispute.accuser, "transfer", _OTHER_WEIGHTS), ComparedTensors()
         directions: tuple[Direction, ...] = ("forward", "backward") if dispute.direction == "backward" else ("forward",)
@@ -202,14 +222,17 @@ class Referee:
                 return None, ComparedTensors()
             reason = "sent no input with the committed digest"
             return self._guilty_verdict(dispute, dispute.holder, "transfer", reason), ComparedTensors()
-        claim, sent_output = await self._fetch_claim(dispute), await self._fetch_output(dispute)
+        reported, claim = report.digests[dispute.direction], None
+        if dispute.accuser != OWNER:
+            claim = await self._fetch_tensor(dispute, dispute.key, (dispute.accuser,), reported, claim=True)
+        receiver = dispute.assignment.holders[target_of(dispute.key)]
+        sent_output = await self._fetch_tensor(dispute, dispute.key, (receiver, dispute.holder), dispute.output.digest)
         shown = {name: tensor for name, tensor in (("accuser", claim), ("claimed", sent_output)) if tensor is not None}
         compared = self._redo_message(dispute, copy, inputs, shown)
         limit = Limit(self._plan.guard.tolerance, lambda: self._allowed_distance(dispute, copy, inputs))
         output = MessageClaim(dispute.holder, dispute.output.digest, sent_output, self._limit_of(dispute.holder, limit))
-        reported = dispute.report.digests[dispute.direction]
-        report = MessageClaim(dispute.accuser, reported, claim, self._limit_of(dispute.accuser, limit))
-        finding = weigh_message(compared.tensors["recomputed"], output, report)
+        accusation = MessageClaim(dispute.accuser, reported, claim, self._limit_of(dispute.accuser, limit))
+        finding = weigh_message(compared.tensors["recomputed"], output, accusation)
         return None if finding is None else self._verdict_of_finding(dispute, finding), compared
 
     def _limit_of(self, party: str, limit: Limit) -> Limit | None:
@@ -221,7 +244,8 @@ class Referee:
         """The disputed message as it comes out of these weights, with everything that it is compared with."""
         self._count_work(microbatches=1)
         gradient = inputs[1] if len(inputs) > 1 else None
-        y, x_gradient = copy.runner.recompute_microbatch(dispute.step, dispute.microbatch, inputs[0], gradient)
+        report = dispute.report
+        y, x_gradient = copy.runner.recompute_microbatch(report.step, report.microbatch, inputs[0], gradient)
         truth = y if dispute.direction == "forward" or x_gradient is None else x_gradient
         tensors = {"input": inputs[0], "recomputed": truth, **shown}
         if gradient is not None:
@@ -270,7 +294,7 @@ class Referee:
             after: Reported state of each party with a copy.
         """
         copy = await self._fetch_undone(stage, parties, before)
-        gradients = None if copy is None else await self._fetch_gradient(parties, copy, before.step, gradient[0])
+        gradients = None if copy is None else await self.fetch_gradient(parties, (stage, before.step), gradient[0])
         if copy is None or gradients is None:
             return Ruling(parties[0], "transfer")
         self._count_work(steps=1)
@@ -311,9 +335,7 @@ class Referee:
         Two norms that differ by more than rounding allows may both be within that of the true one.
         """
         commit = ledger.commits[stage]
-        gradients = await self._fetch_gradient(
-            (shadow,), StageCopy.build_empty(self._plan, stage), ledger.step, commit.gradient
-        )
+        gradients = await self.fetch_gradient((shadow,), (stage, ledger.step), commit.gradient)
         if gradients is None:
             return Ruling(shadow, "transfer")
         truth, held = finite_norm_squared(gradients, self._plan.numerics), ledger.held.get(stage)
@@ -326,13 +348,15 @@ class Referee:
                 return Ruling(party, "gradient", compared)
         return Ruling(None, "gradient")
 
-    async def _fetch_gradient(
-        self, parties: Sequence[str], copy: StageCopy, step: int, digest: str
+    @owner_task
+    async def fetch_gradient(
+        self, parties: Sequence[str], place: tuple[int, int], digest: str, purpose: Purpose = "gradient"
     ) -> dict[str, Tensor] | None:
-        """Return a stage's weight gradient from the first party that brings the committed one."""
-        request = FetchBulk(epoch=self.epoch, step=step, stage=copy.spec.index, purpose="gradient")
+        """Return the weight gradient of a stage in a step from the first party that brings the one of this digest."""
+        request = FetchBulk(epoch=self.epoch, stage=place[0], step=place[1], purpose=purpose)
+        expected = StageCopy.build_empty(self._plan, place[0]).module.trainable_parameters()
         for party in parties:
-            answer = await TensorsNeed(party, request, copy.module.trainable_parameters())
+            answer = await TensorsNeed(party, request, expected)
             if answer is not None and transfer_digest(answer[0]) == digest:
                 return answer[0]
         return None
@@ -396,10 +420,16 @@ class Referee:
         return copy if copy.weights_digest() == state.weights else None
 
     async def _fetch_input(self, dispute: Dispute, direction: Direction) -> Tensor | None:
-        source = dispute.stage - 1 if direction == "forward" else dispute.stage + 1
-        request = self._make_request(dispute, source, direction, claim=False)
-        sender = dispute.assignment.holders[source]
-        return await self.signed_tensor(request, (sender, dispute.holder), dispute.inputs[direction].digest)
+        source = dispute.report.stage - 1 if direction == "forward" else dispute.report.stage + 1
+        parties = (dispute.assignment.holders[source], dispute.holder)
+        key: MessageKey = (source, direction, dispute.report.microbatch)
+        return await self._fetch_tensor(dispute, key, parties, dispute.inputs[direction].digest)
+
+    async def _fetch_tensor(
+        self, dispute: Dispute, key: MessageKey, parties: Sequence[str], digest: str, *, claim: bool = False
+    ) -> Tensor | None:
+        request = Fetch.from_key(dispute.report.epoch, dispute.report.step, key, claim=claim)
+        return await self.signed_tensor(request, parties, digest)
 
     @owner_task
     async def fetch_committed(
@@ -409,22 +439,6 @@ class Referee:
         request = Fetch.from_key(ledger.epoch, ledger.step, key)
         parties = (assignment.holders[key[0]], assignment.holders[stage])
         return await self.signed_tensor(request, parties, ledger.messages[key].digest)
-
-    async def _fetch_claim(self, dispute: Dispute) -> Tensor | None:
-        if dispute.accuser == OWNER:
-            return None
-        request = self._make_request(dispute, dispute.stage, dispute.direction, claim=True)
-        return await self.signed_tensor(request, (dispute.accuser,), dispute.report.digests[dispute.direction])
-
-    async def _fetch_output(self, dispute: Dispute) -> Tensor | None:
-        target = dispute.stage + 1 if dispute.direction == "forward" else dispute.stage - 1
-        request = self._make_request(dispute, dispute.stage, dispute.direction, claim=False)
-        receiver = dispute.assignment.holders[target]
-        return await self.signed_tensor(request, (receiver, dispute.holder), dispute.output.digest)
-
-    @staticmethod
-    def _make_request(dispute: Dispute, source: int, direction: Direction, *, claim: bool) -> Fetch:
-        return Fetch.from_key(dispute.epoch, dispute.step, (source, direction, dispute.microbatch), claim=claim)
 
     @owner_task
     async def signed_tensor(self, request: Fetch, parties: Sequence[str], digest: str) -> Tensor | None:
@@ -439,8 +453,8 @@ class Referee:
     def _allowed_distance(self, dispute: Dispute, copy: StageCopy, inputs: Sequence[Tensor]) -> float:
         """How far an honest party of another numeric class may be off in this very message; tau at least."""
         self._count_work(microbatches=PROBES + 1)
-        x, gradient = inputs[0], inputs[1] if len(inputs) > 1 else None
-        noise = rounding_noise(copy.runner, dispute.step, dispute.microbatch, dispute.direction, x, gradient)
+        x, gradient, report = inputs[0], inputs[1] if len(inputs) > 1 else None, dispute.report
+        noise = rounding_noise(copy.runner, report.step, report.microbatch, dispute.direction, x, gradient)
         return max(self._plan.guard.tolerance, MARGIN * noise)
 
     def _verdict_of_finding(self, dispute: Dispute, finding: MessageFinding) -> Verdict:
@@ -461,15 +475,16 @@ class Referee:
         shown = "not finite" if distance is not None and not distance < float("inf") else None
         if distance is not None and shown is None:
             shown = f"distance {distance:.1e}"
+        report = dispute.report
         return Verdict(
-            step=dispute.step,
-            stage=dispute.stage,
+            step=report.step,
+            stage=report.stage,
             party=party,
             offence=offence,
-            reason=f"stage {dispute.stage}, microbatch {dispute.microbatch}, {dispute.direction}: {party} {what}"
+            reason=f"stage {report.stage}, microbatch {report.microbatch}, {dispute.direction}: {party} {what}"
             f" ({shown or 'another digest'}, allowed {allowed:.1e})",
             direction=dispute.direction,
-            microbatch=dispute.microbatch,
+            microbatch=report.microbatch,
             distance=None if shown == "not finite" else distance,
             allowed=allowed,
             accuser=dispute.accuser,

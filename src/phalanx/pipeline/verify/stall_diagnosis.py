@@ -14,10 +14,12 @@ from phalanx.pipeline.protocol.messages import (
     Fetch,
     FetchBulk,
     FetchReply,
+    MessageKey,
     PassedOnHeader,
     ProgressReport,
     Relay,
     ScreenHit,
+    target_of,
 )
 from phalanx.pipeline.protocol.needs import (
     Delivery,
@@ -29,8 +31,9 @@ from phalanx.pipeline.protocol.needs import (
 )
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy
+from phalanx.pipeline.verify.audits import directions_of
 from phalanx.pipeline.verify.disputed_links import DisputedLinks
-from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger
+from phalanx.pipeline.verify.facts import AuditKey, StepFacts, StepLedger
 from phalanx.pipeline.verify.step_waits import AuditOrder, MissingFacts, StepWaits, audit_mark, next_input
 from phalanx.pipeline.verify.wait_tally import Waits
 from phalanx.planner.schedules import Direction
@@ -160,16 +163,8 @@ class StallDiagnosis:
     async def _relay_message(
         self, receiver: str, key: MessageKey, evidence: PassedOnHeader, payload: memoryview
     ) -> None:
-        source, direction, microbatch = key
         ledger = self.facts.ledger
-        relay = Relay(
-            epoch=ledger.epoch,
-            step=ledger.step,
-            microbatch=microbatch,
-            direction=direction,
-            source=source,
-            evidence=evidence,
-        )
+        relay = Relay.about_key(ledger.epoch, ledger.step, key, {"evidence": evidence})
         self._log_relayed(receiver, relay)
         await Delivery(receiver, relay, (payload,))
 
@@ -234,14 +229,11 @@ class StallDiagnosis:
 
     async def _diagnose_urgent_audit(self, hit: ScreenHit) -> str | None:
         """Have the receiver show the screened message, and a party its inputs."""
-        receiver = self.facts.holder_of(hit.source + (1 if hit.direction == "forward" else -1))
-        if await self._fetch_message(receiver, (hit.source, hit.direction, hit.microbatch), self.facts.ledger) is None:
+        receiver = self.facts.holder_of(target_of(hit.key))
+        if await self._fetch_message(receiver, hit.key, self.facts.ledger) is None:
             return receiver
-        directions: tuple[Direction, ...] = ("forward", "backward")
         audit = (hit.source, hit.microbatch, self.facts.shadow_of(hit.source))
-        return await self._audit_inputs(
-            self.facts.ledger, audit, directions[:1] if hit.direction == "forward" else directions, "urgent"
-        )
+        return await self._audit_inputs(self.facts.ledger, audit, directions_of(hit), "urgent")
 
     async def _diagnose_audits(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> str | None:
         """Name a party that owes an audit of this step although it has all that it takes."""
@@ -300,12 +292,12 @@ class StallDiagnosis:
         self, party: str, key: MessageKey, ledger: StepLedger
     ) -> tuple[FetchReply, PassedOnHeader, memoryview] | None:
         """A tensor under its sender's own header; whatever else is shown is nothing, and is not handed on."""
-        answer = await MessageNeed(party, Fetch.from_key(ledger.epoch, ledger.step, key))
+        request = Fetch.from_key(ledger.epoch, ledger.step, key)
+        answer = await MessageNeed(party, request)
         message = None if answer is None else answer.message
         if answer is None or not isinstance(message, FetchReply) or message.evidence is None:
             return None
-        place = {"step": ledger.step, "source": key[0], "direction": key[1], "microbatch": key[2]}
-        statement = self.facts.find_tensor(message.evidence, ledger.epoch, place)
+        statement = self.facts.find_tensor(message.evidence, request)
         is_right = statement is not None and statement.payload_digest == digest_hex(answer.payload)
         # an answer that claims another epoch would be laid aside by its receiver
         now = message.model_copy(update={"epoch": ledger.epoch})

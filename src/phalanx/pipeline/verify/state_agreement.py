@@ -22,6 +22,7 @@ class UnreadyParty:
     """
 
     party: str | None
+    stage: int
     reason: str
     judgement: Judgement | None = None
 
@@ -77,7 +78,7 @@ class StateAgreement:
                 f"stage {stage}: {', '.join(wrong) or holder} reported ready with a state other than the agreed one"
             )
             if old is None:
-                return UnreadyParty(wrong[0] if wrong else holder, reason)
+                return UnreadyParty(wrong[0] if wrong else holder, stage, reason)
             return self._blame_party(stage, wrong[0], old, reason)
         return None
 
@@ -123,11 +124,11 @@ class StateAgreement:
             judgement = self._facts.make_judgement(
                 "state", name, stage, reason, headers=self._expected_and_ready(name, stage)
             )
-            return UnreadyParty(name, reason, judgement)
+            return UnreadyParty(name, stage, reason, judgement)
         source = self._facts.sources[stage]
         if source == OWNER == name:
             raise VerificationError(f"{reason}; resume from the last checkpoint")
-        return UnreadyParty(source if name == OWNER else name if source == OWNER else None, reason)
+        return UnreadyParty(source if name == OWNER else name if source == OWNER else None, stage, reason)
 
 
 def _agreed_among(signed: Mapping[str, StateDigest | None]) -> StateDigest | None:

@@ -9,7 +9,7 @@ from phalanx.errors import NoHolderError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.evidence.weighing import GradientClaim, same_norm, weigh_gradient
-from phalanx.pipeline.protocol.messages import Apply, AuditReport, GradientHeld, StateDigest
+from phalanx.pipeline.protocol.messages import Apply, AuditReport, GradientHeld, MessageKey, StateDigest, target_of
 from phalanx.pipeline.protocol.needs import owner_task
 from phalanx.pipeline.protocol.signed import WHOLE_MODEL, StatementKey
 from phalanx.pipeline.protocol.tensor_stream import sent_gradient
@@ -20,7 +20,6 @@ from phalanx.pipeline.verify.facts import (
     NO_HEADERS,
     CommittedMessage,
     Judgement,
-    MessageKey,
     Signed,
     StepFacts,
     StepLedger,
@@ -55,17 +54,13 @@ class StateJudgement:
         for stage in facts.watched_stages:
             holder, shadow = facts.holder_of(stage), facts.shadow_of(stage)
             reports = self.reported_states.get(stage, {})
-            if stage in facts.agreed_states or holder not in reports:
-                continue
-            if shadow not in reports:
+            if stage in facts.agreed_states or not reports.keys() >= {holder, shadow}:
                 continue
             if reports[holder] == reports[shadow]:
                 facts.agreed_states[stage] = reports[holder]
                 judgement = await self._weigh_undone(stage)
-                if judgement is not None:
-                    return judgement
-                continue
-            judgement = await self._judge_state(stage, reports)
+            else:
+                judgement = await self._judge_state(stage, reports)
             if judgement is not None:
                 return judgement
         return None
@@ -84,29 +79,36 @@ class StateJudgement:
                 ledger.gradients_agreed.add(stage)
                 continue
             ruling = await self._judge_held(stage, report)
-            guilty = ruling.party
-            if guilty is None:
+            if ruling.party is None:
                 ledger.gradients_agreed.add(stage)
                 continue
-            reason = (
-                f"stage {stage}: {guilty} reported a weight gradient or norm that differs from the sent or computed one"
-            )
-            headers = {
-                "commit": ledger.commit_header(stage),
-                "gradient_held": facts.record.header_of(shadow, report),
-                **facts.agreed_headers(stage, ledger),
-            }
-            return facts.make_judgement(
-                ruling.offence,
-                guilty,
-                stage,
-                reason,
-                accuser=shadow if guilty == holder else holder,
-                headers=headers,
-                work=self._referee.take_work(),
-                compared=ruling.compared,
-            )
+            what = "reported a weight gradient or norm that differs from the sent or computed one"
+            headers = gradient_headers(facts, ledger, stage) | {"gradient_held": facts.record.header_of(shadow, report)}
+            return self._judge_ruling(ruling, ledger.step, stage, (holder, shadow), what, headers)
         return None
+
+    def _judge_ruling(
+        self,
+        ruling: Ruling,
+        step: int,
+        stage: int,
+        parties: tuple[str, str],
+        what: str,
+        headers: Mapping[str, Signed],
+    ) -> Judgement:
+        """Judge as a ruling says; `parties` are the accused and its accuser, whichever of them is which."""
+        guilty = str(ruling.party)
+        return self._facts.make_judgement(
+            ruling.offence,
+            guilty,
+            stage,
+            f"stage {stage}: {guilty} {what}",
+            step=step,
+            accuser=next(party for party in parties if party != guilty),
+            headers=headers,
+            work=self._referee.take_work(),
+            compared=ruling.compared,
+        )
 
     @owner_task
     async def weigh_step_audits(self) -> Judgement | None:
@@ -143,27 +145,12 @@ class StateJudgement:
                 facts.observe("dismissed", alarm)
                 ledger.steps_agreed.add((stage, auditor))
                 continue
-            guilty = ruling.party
-            what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
-            reason = f"stage {stage}: {guilty} {what} that does not follow from the inputs of step {ledger.step}"
-            accuser = auditor if guilty == holder else holder
-            work, step = self._referee.take_work(), ledger.step
-            headers = {
-                "commit": ledger.commit_header(stage),
-                "step_audited": facts.record.header_of(auditor, audited),
-                **facts.agreed_headers(stage, ledger),
+            what = "committed to" if ruling.party == holder else "recomputed"
+            what += f" a weight gradient that does not follow from the inputs of step {ledger.step}"
+            headers = gradient_headers(facts, ledger, stage) | {
+                "step_audited": facts.record.header_of(auditor, audited)
             }
-            return facts.make_judgement(
-                ruling.offence,
-                guilty,
-                stage,
-                reason,
-                step=step,
-                accuser=accuser,
-                headers=headers,
-                work=work,
-                compared=ruling.compared,
-            )
+            return self._judge_ruling(ruling, ledger.step, stage, (holder, auditor), what, headers)
         return None
 
     async def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
@@ -178,27 +165,17 @@ class StateJudgement:
         gradient = (commit.gradient, previous.clip_coefficient)
         signed = {party: said[party] for party in (holder, shadow)}
         ruling = await self._referee.judge_update(stage, (shadow, holder), before, gradient, signed)
-        work, guilty = self._referee.take_work(), ruling.party
-        if guilty is None:
+        if ruling.party is None:
+            self._referee.take_work()
             facts.agreed_states[stage] = said[holder]
             return None
-        other = shadow if guilty == holder else holder
+        other = shadow if ruling.party == holder else holder
         if said[other] == ruling.state:
             # the owner has made this update itself, and so stands for the copy that is left
             facts.agreed_states[stage] = said[other]
-        reason = (
-            f"stage {stage}: {guilty} has a state that does not follow from the signed gradient of step {before.step}"
-        )
-        return facts.make_judgement(
-            ruling.offence,
-            guilty,
-            stage,
-            reason,
-            accuser=other,
-            headers=update_headers(facts, stage, said),
-            work=work,
-            compared=ruling.compared,
-        )
+        what = f"has a state that does not follow from the signed gradient of step {before.step}"
+        headers = update_headers(facts, stage, said)
+        return self._judge_ruling(ruling, facts.ledger.step, stage, (holder, shadow), what, headers)
 
     async def _weigh_undone(self, stage: int) -> Judgement | None:
         """Compare the state after an update with the one that a party signed when it had made that update alone."""
@@ -245,6 +222,14 @@ class StateJudgement:
             return Ruling(shadow, "gradient")
         # the parts carry the holder's own signature: what it sent is not what it committed to
         return Ruling(holder if sent == held.gradient else shadow, "gradient")
+
+
+def gradient_headers(facts: StepFacts, ledger: StepLedger, stage: int) -> dict[str, Signed]:
+    """Return what shows a gradient to have been signed: the commitment, and the agreed state of the stage before it."""
+    state = ledger.agreed.get(stage)
+    holder, shadow = facts.assignment.holders.get(stage, OWNER), facts.assignment.shadows.get(stage)
+    states = NO_HEADERS if state is None else facts.state_headers(stage, state, holder, shadow)
+    return {"commit": ledger.commit_header(stage), **states}
 
 
 def unwitnessed_update(facts: StepFacts, stage: int, signed: Mapping[str, StateDigest]) -> UnwitnessedUpdate | None:
@@ -399,11 +384,10 @@ class OwnerAudits:
 
     async def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
         """Whether a message of a stage of another numeric class lies within tau of the owner's own result."""
-        facts, (stage, direction, _) = self._facts, key
-        if facts.bits_decide(facts.holder_of(stage)):
+        facts = self._facts
+        if facts.bits_decide(facts.holder_of(key[0])):
             return False
-        target = stage + (1 if direction == "forward" else -1)
-        committed = await self._referee.fetch_committed(facts.ledger, key, facts.assignment, target)
+        committed = await self._referee.fetch_committed(facts.ledger, key, facts.assignment, target_of(key))
         return committed is not None and distance_to_truth(committed, truth) <= facts.plan.guard.tolerance
 
     def forget_redone(self) -> None:
@@ -466,26 +450,14 @@ class OwnerAudits:
             inputs["backward"] = ledger.messages[(stage + 1, "backward", microbatch)]
         place = {"epoch": ledger.epoch, "step": ledger.step, "stage": stage, "microbatch": microbatch}
         report = AuditReport.model_validate({**place, "inputs": (), "digests": dict(digests), "order": 0})
-        dispute = Dispute(
-            step=ledger.step,
-            epoch=ledger.epoch,
-            stage=stage,
-            microbatch=microbatch,
-            direction=direction,
-            holder=facts.holder_of(stage),
-            accuser=OWNER,
-            assignment=facts.assignment,
-            inputs=inputs,
-            output=ledger.messages[(stage, direction, microbatch)],
-            report=report,
-            state=facts.agreed_states[stage],
-        )
+        output = ledger.messages[(stage, direction, microbatch)]
+        dispute = Dispute(report, direction, OWNER, facts.assignment, inputs, output, facts.agreed_states[stage])
         verdict, compared = await self._referee.judge_message(dispute, copy)
         work = self._referee.take_work()
         if verdict is None:
             return []
-        states = facts.state_headers(stage, dispute.state, dispute.holder, facts.assignment.shadows.get(stage))
-        culprit = Judgement(verdict, compared, dispute.signed_headers() | present_headers(states), work)
+        headers = dispute.signed_headers() | present_headers(dispute.signed_states(facts))
+        culprit = Judgement(verdict, compared, headers, work)
         second = judge_accomplice(facts, culprit)
         return [culprit] if second is None else [culprit, second]
 
@@ -505,7 +477,7 @@ class OwnerAudits:
         compared = redone.compared_tensors(copy, NO_TENSORS if has_same_bits else claimed)
         holder, step = facts.holder_of(stage), ledger.step
         reason = f"stage {stage}: {holder} committed to a weight gradient or norm that does not follow from step {step}"
-        headers = {"commit": ledger.commit_header(stage), **facts.agreed_headers(stage, ledger)}
+        headers = gradient_headers(facts, ledger, stage)
         culprit = facts.make_judgement("gradient", holder, stage, reason, headers=headers, compared=compared)
         second = judge_gradient_accomplice(facts, stage)
         if second is None:

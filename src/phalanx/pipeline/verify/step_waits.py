@@ -7,9 +7,9 @@ from typing import Literal
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.carried_frames import PartyLink
-from phalanx.pipeline.protocol.messages import Place, Progress, ProgressReport, ScreenHit
+from phalanx.pipeline.protocol.messages import MessageKey, Place, Progress, ProgressReport, ScreenHit
 from phalanx.pipeline.verify.disputed_links import DisputedLinks
-from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger
+from phalanx.pipeline.verify.facts import AuditKey, StepFacts, StepLedger
 from phalanx.pipeline.verify.wait_tally import Waits
 from phalanx.planner.schedules import Direction, stage_actions
 

@@ -5,11 +5,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from phalanx.pipeline.protocol.messages import Audit, PassedOnHeader
+from phalanx.pipeline.protocol.messages import Audit, MessageKey, PassedOnHeader
 from phalanx.planner.schedules import Direction
-
-InputKey = tuple[int, Direction, int]
-"""(source stage, direction, microbatch) of a message into the audited stage."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +28,12 @@ class AuditTask:
     order: int
     urgent: bool
     weights: bool = False
-    inputs: dict[InputKey, AuditInput] = field(default_factory=dict)
+    inputs: dict[MessageKey, AuditInput] = field(default_factory=dict)
 
     @property
-    def needed_inputs(self) -> tuple[InputKey, ...]:
+    def needed_inputs(self) -> tuple[MessageKey, ...]:
         """The messages to recompute from: the activation, and the gradient for a backward audit."""
-        forward: InputKey = (self.stage - 1, "forward", self.microbatch)
+        forward: MessageKey = (self.stage - 1, "forward", self.microbatch)
         if "backward" not in self.directions:
             return (forward,)
         return (forward, (self.stage + 1, "backward", self.microbatch))
@@ -62,13 +59,13 @@ class AuditQueue:
     def __init__(self) -> None:
         self._tasks: list[AuditTask] = []
 
-    def add_audit(self, audit: Audit, local: Callable[[InputKey], AuditInput | None]) -> list[InputKey]:
+    def add_audit(self, audit: Audit, local: Callable[[MessageKey], AuditInput | None]) -> list[MessageKey]:
         """Queue an audit.
 
         Returns:
             The inputs that are not at hand and must be fetched.
         """
-        missing: list[InputKey] = []
+        missing: list[MessageKey] = []
         for microbatch in audit.microbatches:
             task = AuditTask(
                 audit.step, audit.stage, microbatch, audit.directions, audit.order, audit.urgent, audit.weights
@@ -82,7 +79,7 @@ class AuditQueue:
             self._tasks.append(task)
         return missing
 
-    def deliver_input(self, step: int, key: InputKey, found: AuditInput) -> bool:
+    def deliver_input(self, step: int, key: MessageKey, found: AuditInput) -> bool:
         """Hand a fetched input to the tasks that wait for it; False when none does."""
         waiting = [
             task for task in self._tasks if task.step == step and key in task.needed_inputs and key not in task.inputs

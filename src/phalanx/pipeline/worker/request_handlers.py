@@ -9,17 +9,18 @@ from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import (
     Ask,
-    Bulk,
     Fetch,
     FetchBulk,
     FetchReply,
+    MessageKey,
     Place,
     Progress,
     ProgressReport,
+    target_of,
 )
 from phalanx.pipeline.protocol.signed import to_signed
-from phalanx.pipeline.protocol.tensor_stream import Post, cut_parts, send_bulk
-from phalanx.pipeline.worker.audit_queue import AuditInput, InputKey
+from phalanx.pipeline.protocol.tensor_stream import Post, bulk_messages, send_bulk
+from phalanx.pipeline.worker.audit_queue import AuditInput
 from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.transport.tensors import tensor_buffers
 
@@ -62,10 +63,7 @@ class StateUploads:
         self._waiting.clear()
 
     def _send_parts(self, receiver: str, about: FetchBulk, tensors: Mapping[str, Tensor]) -> Generator[None]:
-        for offset, total, part in cut_parts(tensors):
-            place = {"epoch": about.epoch, "stage": about.stage, "step": about.step}
-            of_whole = {"purpose": about.purpose, "offset": offset, "total": total, "request": about.request}
-            message = Bulk.model_validate({**place, **of_whole})
+        for message, part in bulk_messages(about, tensors, about.step):
             self._post(receiver, message, part)
             yield
 
@@ -77,8 +75,7 @@ def answer_fetch(context: PartyContext, roles: Roles, sender: str, message: Fetc
         FrameError: The sender has no business with it: only the owner and the shadow of the stage that a message
             went to may see it, and only the owner a claim.
     """
-    target = message.source + (1 if message.direction == "forward" else -1)
-    allowed = {OWNER} if message.claim else {OWNER, roles.assignment.shadows.get(target)}
+    allowed = {OWNER} if message.claim else {OWNER, roles.assignment.shadows.get(target_of(message.key))}
     if sender not in allowed:
         raise FrameError(
             f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it does not hold that stage"
@@ -86,16 +83,9 @@ def answer_fetch(context: PartyContext, roles: Roles, sender: str, message: Fetc
     tensor = _find_claim(roles, message) if message.claim else _find_message(roles, message)
     if tensor is None and sender != OWNER:
         return
-    answer = FetchReply(
-        epoch=message.epoch,
-        step=message.step,
-        microbatch=message.microbatch,
-        direction=message.direction,
-        source=message.source,
-        claim=message.claim,
-        evidence=None if tensor is None else tensor.header,
-        request=message.request,
-    )
+    header = None if tensor is None else tensor.header
+    more = {"claim": message.claim, "evidence": header, "request": message.request}
+    answer = FetchReply.about_key(message.epoch, message.step, message.key, more)
     # the owner asks several parties in turn: an empty answer spares it the wait
     context.post(sender, answer, () if tensor is None else (tensor_buffers(tensor.tensor),))
 
@@ -167,7 +157,7 @@ def _find_gradient(roles: Roles, stage: int, step: int) -> dict[str, Tensor] | N
     return shadow.last_gradients if step < shadow.copy.step_count else shadow.gradients or {}
 
 
-def find_sent(roles: Roles, step: int, key: InputKey) -> AuditInput | None:
+def find_sent(roles: Roles, step: int, key: MessageKey) -> AuditInput | None:
     """A message that a stage of this party sent in this step or a kept one."""
     source, direction, microbatch = key
     holder = roles.hosted.get(source)
@@ -179,10 +169,10 @@ def find_sent(roles: Roles, step: int, key: InputKey) -> AuditInput | None:
 
 def _find_message(roles: Roles, message: Fetch) -> AuditInput | None:
     """A message of this step or a kept one, from its sender or else from its receiver."""
-    sent = find_sent(roles, message.step, (message.source, message.direction, message.microbatch))
+    sent = find_sent(roles, message.step, message.key)
     if sent is not None:
         return sent
-    target = roles.hosted.get(message.source + (1 if message.direction == "forward" else -1))
+    target = roles.hosted.get(target_of(message.key))
     slot = (message.step, message.direction, message.microbatch)
     if target is None or slot not in target.inputs or slot not in target.headers:
         return None

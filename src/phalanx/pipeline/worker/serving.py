@@ -11,9 +11,11 @@ from phalanx.pipeline.protocol.messages import (
     Commit,
     Fault,
     FetchBulk,
+    MessageKey,
     Release,
     ScreenHit,
     SentDigest,
+    target_of,
 )
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import send_bulk, transfer_digest
@@ -68,9 +70,9 @@ class ServedStages:
 
     def release_tensor(self, message: Release) -> None:
         """Use a screened tensor after all: an audit has cleared it."""
-        target = message.source + (1 if message.direction == "forward" else -1)
-        if target in self._hosted:
-            self._hosted[target].withheld.discard((message.step, message.direction, message.microbatch))
+        target = self._hosted.get(target_of(message.key))
+        if target is not None:
+            target.withheld.discard((message.step, message.direction, message.microbatch))
 
     def _read_tensor(self, received: ReceivedMessage, message: Activation) -> Tensor | None:
         """Read the payload in the expected shape; a signed header with another one proves itself wrong."""
@@ -91,14 +93,7 @@ class ServedStages:
         if reason is None:
             return
         holder.withheld.add((message.step, message.direction, message.microbatch))
-        hit = ScreenHit(
-            epoch=message.epoch,
-            step=message.step,
-            microbatch=message.microbatch,
-            direction=message.direction,
-            source=message.source,
-            reason=reason,
-        )
+        hit = ScreenHit.about_key(message.epoch, message.step, message.key, {"reason": reason})
         self._context.post(OWNER, hit, ())
 
     # --- out ------------------------------------------------------------------------------------
@@ -136,18 +131,10 @@ class ServedStages:
         holder.begin_step(holder.step + 1)
 
     def _send_result(self, holder: HostedStage, direction: Direction, microbatch: int, tensor: Tensor) -> None:
-        target = holder.stage_index + (1 if direction == "forward" else -1)
-        tensor = tensor.contiguous()
-        message = Activation(
-            epoch=self._roles.epoch,
-            step=holder.step,
-            microbatch=microbatch,
-            direction=direction,
-            source=holder.stage_index,
-            target=target,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=tuple(tensor.shape),
-        )
+        key: MessageKey = (holder.stage_index, direction, microbatch)
+        target, tensor = target_of(key), tensor.contiguous()
+        form = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}
+        message = Activation.about_key(self._roles.epoch, holder.step, key, {"target": target, **form})
         with self._context.timer.time_phase("send"):
             receiver = self._roles.assignment.holders[target]
             header = self._context.post(receiver, message, (tensor_buffers(tensor),))

@@ -1,10 +1,11 @@
 """The stages that a party shadows: gradients come in, audits are done, the copy stays fresh."""
 
+import contextlib
 import functools
 
 from torch import Tensor
 
-from phalanx.errors import FrameError
+from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.message import ReceivedMessage
@@ -16,13 +17,15 @@ from phalanx.pipeline.protocol.messages import (
     Fetch,
     FetchReply,
     GradientHeld,
+    MessageKey,
     StepAudited,
+    target_of,
 )
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import digest_of_parts, may_continue, transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Doubt
-from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask, InputKey
+from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask
 from phalanx.pipeline.worker.request_handlers import find_sent
 from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.pipeline.worker.stages import ShadowStage
@@ -153,19 +156,18 @@ class ShadowedStages:
     def take_input(self, received: ReceivedMessage, message: FetchReply) -> None:
         """Take a fetched input, if it is what its sender signed."""
         context, roles = self._context, self._roles
-        stage = message.source + (1 if message.direction == "forward" else -1)
+        key, stage = message.key, target_of(message.key)
         if stage not in self._shadows or message.evidence is None:
             raise FrameError(f"{context.name}: {received.sender!r} sent a tensor that was not requested")
-        key: InputKey = (message.source, message.direction, message.microbatch)
         source, holder = roles.assignment.holders.get(key[0]), roles.assignment.holders[stage]
-        link_of = roles.assignment.link_of
-        sent = context.statements.find_statement(
-            message.evidence, Activation, message.epoch, message.tensor_place, link_of
-        )
+        place, link_of, announced = message.tensor_place, roles.assignment.link_of, None
+        with contextlib.suppress(FrameError, SignatureError):
+            sent = context.statements.open_statement(message.evidence, Activation, message.epoch, place, link_of)
+            announced = sent.payload_digest
         # of a frame the digest was checked when it arrived
         header = received.header
         came = digest_hex(received.payload) if header is None else header.fields.payload_digest
-        if sent is None or sent.payload_digest != came:
+        if announced != came:
             if received.sender != source or source == holder:
                 raise FrameError(
                     f"{context.name}: {received.sender!r} sent a tensor that differs from the one announced by "
@@ -253,6 +255,6 @@ class ShadowedStages:
             shadow.audit_microbatch(step, task.microbatch, x, gradient)
         return None
 
-    def _request_input(self, target: str, step: int, key: InputKey) -> None:
+    def _request_input(self, target: str, step: int, key: MessageKey) -> None:
         roles = self._roles
         self._context.post(target, Fetch.from_key(roles.epoch, step, key), ())

@@ -1,6 +1,5 @@
 """All stages of a run in one process, taking honest steps; what crosses a boundary is kept for comparison."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,10 +9,9 @@ from phalanx.data import without_attention
 from phalanx.engine import StepInputs
 from phalanx.models import with_marks
 from phalanx.objectives import OBJECTIVES, Objective
-from phalanx.optimizers import clip_coefficient
-from phalanx.pipeline.plan import StepPlan
+from phalanx.optimizers import clip_coefficient, norm_of_squares
+from phalanx.pipeline import StageCopy, StepPlan
 from phalanx.pipeline.stage.runner import finite_norm_squared
-from phalanx.pipeline.stage.stage_copy import StageCopy
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,7 @@ class HonestRun:
         Raises:
             NonFiniteLossError: A norm is not finite.
         """
-        finite = [square for square in norms if square is not None]
-        total = math.sqrt(math.fsum(finite)) if len(finite) == len(norms) else math.nan
-        return clip_coefficient(total, self.plan.optimizer.clip_norm)
+        return clip_coefficient(norm_of_squares(norms), self.plan.optimizer.clip_norm)
 
     def apply_gradients(self, step: int, gradients: Sequence[Mapping[str, Tensor]], clip: float) -> None:
         """Let every stage's optimizer take the step."""
