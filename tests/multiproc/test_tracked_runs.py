@@ -64,7 +64,7 @@ class MlflowServer:
         with (folder / "server.log").open("wb") as log:
             self._popen = subprocess.Popen(
                 (SERVER_PYTHON, "-m", "mlflow", "server", *listen, *store),
-                stdout=log, stderr=log, process_group=0, env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+                stdout=log, stderr=log, process_group=0, env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
             )  # fmt: skip
 
     def is_up(self) -> bool:

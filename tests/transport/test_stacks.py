@@ -3,6 +3,7 @@
 import contextlib
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -69,6 +70,32 @@ def test_a_worker_that_hangs_tells_its_owner_where(identities, worker):
     lines = stacks.list_lines()
     assert lines[0] == "main thread:"
     assert any(line.startswith("  test_stacks.py:") and line.endswith(" compute_for_ever") for line in lines)
+
+
+def test_a_worker_with_a_full_inbox_tells_its_owner_all_the_same(identities):
+    """Every call that the owner may have open for frames is stuck, as when the worker's one thread hangs."""
+    entered, over = threading.Semaphore(0), threading.Event()
+
+    def take_frame(raw, name):
+        entered.release()
+        over.wait()
+        return b""
+
+    wire, owner = GrpcWire(identities["worker"], LIMITS), GrpcWire(identities["owner"], LIMITS)
+    wire.serve_frames(take_frame, "run-1")
+    wire.stacks_for = "owner"
+    owner.add_route("worker", wire.address)
+    with contextlib.closing(wire), contextlib.closing(owner), ThreadPoolExecutor(2) as pool:
+        try:
+            stuck = [pool.submit(owner.deliver_frame, "worker", b"frame", 60.0) for _ in range(2)]
+            for _ in stuck:
+                entered.acquire()
+
+            lines = ask(identities, wire).list_lines()
+        finally:
+            over.set()
+
+    assert any(line.endswith(" take_frame") for line in lines)
 
 
 def test_stacks_have_places_and_no_value():

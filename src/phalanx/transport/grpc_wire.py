@@ -226,7 +226,8 @@ class GrpcWire:
         peer = self._admitted_peer("Stacks", context)
         if peer.name != self.stacks_for:
             _abort_call(context, grpc.StatusCode.PERMISSION_DENIED, "only the owner may ask for stacks")
-        with self._one_of_few_calls(peer.name, context):
+        # counted apart: the frames of a party that hangs wait in the calls of `Deliver`
+        with self._one_of_few_calls(f"stacks of {peer.name}", context):
             return describe_own_stacks()
 
     def _name_of(self, certified: str, begins: bool, context: grpc.ServicerContext) -> str:
