@@ -61,11 +61,15 @@ class MlflowServer:
         self.url = f"http://127.0.0.1:{self._port}"
         store = ("--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--default-artifact-root", str(folder))
         listen = ("--host", "127.0.0.1", "--port", str(self._port), "--workers", "1")
+        quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         with (folder / "server.log").open("wb") as log:
             self._popen = subprocess.Popen(
                 (SERVER_PYTHON, "-m", "mlflow", "server", *listen, *store),
-                stdout=log, stderr=log, process_group=0, env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            )  # fmt: skip
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                env={**os.environ, **quiet},
+            )
 
     def is_up(self) -> bool:
         assert self._popen.poll() is None
