@@ -140,6 +140,26 @@ def test_neither_batch_nor_template_files_change_a_figure(model, folder):
         assert figure.n >= len(ROWS)
 
 
+def test_the_order_of_documents_changes_no_figure(model, folder, tmp_path):
+    # which rows are the shots of a task depends on their order, by lm-eval's own rules
+    names = [name for name in TASKS if name != "choices_few_shots"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reversed(ROWS)))
+    for name in names:
+        text = (folder / f"{name}.yaml").read_text().replace(str(folder), str(tmp_path))
+        (tmp_path / f"{name}.yaml").write_text(text)
+
+    forwards, backwards = ours(model, folder, names), ours(model, tmp_path, names)
+
+    for name, figure in forwards.items():
+        assert backwards[name].value == pytest.approx(figure.value, rel=1e-6), name
+
+
+def test_documents_are_longer_than_the_window(model):
+    lengths = [len(model.tokenizer(row["text"])["input_ids"]) for row in ROWS]
+
+    assert max(lengths) > 2 * 96 > min(lengths)
+
+
 def test_means_have_intervals(model, folder):
     figures = ours(model, folder, ["choices", "rolling", "written"])
 

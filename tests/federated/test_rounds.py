@@ -387,3 +387,23 @@ def test_a_rule_over_buckets_of_sums_stands_a_site_that_nobody_sees(tmp_path):
 
 def test_the_sites_of_a_scene_are_known_by_their_keys():
     assert len({one.public.public_key for one in IDENTITIES.values()}) == len(IDENTITIES)
+
+
+def test_the_owner_measures_how_long_each_site_took_whatever_it_claims(tmp_path):
+    clock = iter(range(1000))
+    scene = Scene(tmp_path, parabolas(*FIVE[:3]))
+    scene.fleet._clock = lambda: float(next(clock))
+    liar = scene.carrier.sites["site-2"]
+    scene.carrier.sites["site-2"] = lambda *order: (
+        (reply := liar(*order))[0].model_copy(update={"train_s": 1e9}),
+        reply[1],
+    )
+    scene.carrier.hung = {"site-0"}
+
+    record = scene.owner.run_round(1, 0.5)
+
+    assert record.shares["site-2"].train_s == 1e9
+    phases = record.site_phases()
+    assert sorted(phases) == ["site-1", "site-2"]
+    assert phases["site-2"] == {"train": record.answer_s["site-2"], "transfer": 0.0}
+    assert 0 < record.answer_s["site-2"] < 1000

@@ -168,3 +168,44 @@ def test_a_run_grows_from_two_workers_to_four_and_back_without_a_changed_bit(pla
     ]
     assert losses[0] == losses[1]
     assert summary["final_weights_digest"] == undisturbed["final_weights_digest"]
+
+
+@pytest.mark.slow
+def test_the_card_of_a_failed_run_has_the_stacks_of_remote_workers(place, keys, port):
+    workers = [place.start("worker", worker_file(place, keys, name, port)) for name in ("north", "south")]
+    owner = place.train(*remote(keys, port), "optimizer.lr=1e30")
+
+    assert owner.wait() == 6, owner.text
+
+    for worker in workers:
+        worker.kill()
+    card = json.loads((place.path / "run" / "stacks.json").read_text())
+    assert set(card) == {"north", "south"}
+    text = (place.path / "run" / "post_mortem.md").read_text()
+    for name in ("north", "south"):
+        assert f"stack of {name}:\n  as it reports itself:\n  main thread:" in owner.text
+        assert f"## Stack of `{name}`" in text
+    # where a worker waits for its next message
+    assert text.count("process.py:") >= 2
+    assert "_serve_messages" in text
+    # nothing of where their code lies
+    assert str(place.path) not in json.dumps(card)
+    assert "/" not in json.dumps(card)
+
+
+@pytest.mark.slow
+def test_a_remote_worker_that_stands_still_says_nothing_and_the_run_goes_on(place, clean, keys, port):
+    workers = [place.start("worker", worker_file(place, keys, name, port)) for name in ("north", "south")]
+    owner = place.train(*remote(keys, port), "pipeline.patience_s=1.0")
+    place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 2,'))
+    os.kill(workers[1].popen.pid, signal.SIGSTOP)
+
+    assert owner.wait() == 0, owner.text
+
+    workers[1].kill()
+    assert workers[0].wait() == 0, workers[0].text
+    assert place.summary()["final_weights_digest"] == clean["final_weights_digest"]
+    stacks = json.loads((place.path / "run" / "stacks.json").read_text())
+    assert list(stacks) == ["south"]
+    assert stacks["south"]["error"].startswith("south: deadline_exceeded")
+    assert "stack of south:\n  none: south: deadline_exceeded" in owner.text

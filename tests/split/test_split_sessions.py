@@ -5,6 +5,7 @@ import torch
 from split_house import House
 from split_scene import batch_of, make_scene, same, train
 
+from phalanx.engine import StepInputs
 from phalanx.errors import (
     CheckpointError,
     FrameError,
@@ -23,6 +24,7 @@ from phalanx.split.channel.resend_window import TRIES
 from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, mask_linears, process_pads
 from phalanx.split.processes.local_enclave import OWNER
 from phalanx.testing import SplitSimulator
+from phalanx.train.engines.split_engine import LocalClients, SplitEngine
 
 
 def blob_of(session):
@@ -287,3 +289,17 @@ def test_a_worker_that_lies_is_named_and_the_step_is_not_taken(source, tmp_path)
 
     assert session.server._trainer.num_steps == 0
     session.die()
+
+
+def test_each_clients_phases_are_measured_apart_and_make_up_the_steps(source, tmp_path):
+    with House(source, tmp_path).open() as session:
+        inputs = StepInputs(*(tuple(column) for column in zip(*batch_of(0), strict=True)), 0)
+        result = SplitEngine(session.lead, LocalClients(session.lead)).train_turn(0, inputs)
+        names = session.house.split.client_names
+
+    assert set(result.party_phases) == set(names)
+    assert all(report["step"] == 0 and report["measured"] for report in result.party_phases.values())
+    for phase in ("front", "send", "wait", "open"):
+        parts = [report["seconds"][phase] for report in result.party_phases.values()]
+        assert all(seconds > 0 for seconds in parts)
+        assert result.phases[phase] == pytest.approx(sum(parts))

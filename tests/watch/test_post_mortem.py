@@ -1,5 +1,7 @@
 """The card of a run names the cause that was injected, the party, what is safe, and what to type next."""
 
+import json
+
 import pytest
 
 from phalanx.errors import (
@@ -20,7 +22,7 @@ from phalanx.errors import (
     TransportError,
 )
 from phalanx.train.records.failure import describe_failure
-from phalanx.watch.post_mortem import CAUSES, make_card, needs_card, write_card
+from phalanx.watch.post_mortem import CAUSES, make_card, needs_card, remove_card, write_card
 from watched_run import VERDICT, append_rows, event_row, metric_row, write_run
 
 
@@ -291,3 +293,30 @@ def test_a_failure_is_described_by_kind_and_places():
     assert failure["code"].startswith("PHX-")
     assert failure["message"] == "x: cannot be written"
     assert describe_failure(None) is describe_failure(KeyboardInterrupt()) is None
+
+
+def test_what_a_remote_worker_reports_of_its_threads_is_on_the_card_as_its_claim(tmp_path):
+    run_dir = write_run(tmp_path / "run", summary=failed_with(NonFiniteLossError("step 9: the loss is nan")))
+    frames = [{"file": "process.py", "line": 7, "function": "_serve_messages"}]
+    stacks = {"north": {"threads": [{"frames": frames}]}, "south": {"error": "south: deadline_exceeded: \x1b[2J"}}
+    (run_dir / "stacks.json").write_text(json.dumps(stacks))
+
+    card = make_card(run_dir)
+
+    assert card.stacks["north"] == ("as it reports itself:", "main thread:", "  process.py:7 _serve_messages")
+    assert card.stacks["south"] == ("none: south: deadline_exceeded: ?[2J",)
+    remove_card(run_dir)
+    assert not (run_dir / "stacks.json").exists()
+
+
+@pytest.mark.parametrize(
+    "answer", [None, [], 3, {"error": ["x"] * 9999}, {"threads": [{"frames": [{"file": "\x1b"}]}]}]
+)
+def test_an_altered_file_of_stacks_breaks_no_card_and_steers_no_terminal(tmp_path, answer):
+    run_dir = write_run(tmp_path / "run", summary=failed_with(DataError("shard")))
+    (run_dir / "stacks.json").write_text(json.dumps({"\x1b[2J" + "x" * 999: answer}))
+
+    text = make_card(run_dir).describe()
+
+    assert "\x1b" not in text
+    assert len(text) < 5000

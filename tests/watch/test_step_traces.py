@@ -146,3 +146,26 @@ def test_a_collector_that_hangs_loses_what_finds_no_place():
     traces.close()
     # of thousands of spans no more were kept than those on their way and those that wait
     assert 0 < sum(lost) <= 2 * 4
+
+
+def test_sites_of_a_round_are_spans_in_the_trace_of_that_very_round():
+    """A round's own line has its sites, which claim how much of the measured time was training."""
+    sites = reports(3, north={"train": 1.0, "transfer": 0.25}, south={"train": 0.5, "transfer": 0.5})
+    with http_receiver() as (url, posts):
+        send(f"{url}/v1/traces", [metric_row(3, party_phases=sites), metric_row(4)])
+        spans = read_spans(posts)
+
+    parties = [span for span in spans if span.name == "phalanx.party"]
+    assert [int.from_bytes(span.trace_id, "big") for span in parties] == [step_trace_id(RUN_ID, 3)] * 2
+    assert all(item.value.bool_value for span in parties for item in span.attributes if item.key == "phalanx.claimed")
+    phases = [span.name for span in spans if span.parent_span_id == parties[0].span_id]
+    assert phases == ["phalanx.phase.train", "phalanx.phase.transfer"]
+
+
+def test_clients_that_the_process_itself_measured_claim_nothing():
+    clients = {"client-0": {"step": 3, "seconds": {"front": 0.5}, "measured": True}}
+    with http_receiver() as (url, posts):
+        send(f"{url}/v1/traces", [metric_row(3, party_phases=clients)])
+        (party,) = (span for span in read_spans(posts) if span.name == "phalanx.party")
+
+    assert [item.value.bool_value for item in party.attributes if item.key == "phalanx.claimed"] == [False]

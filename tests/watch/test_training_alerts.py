@@ -2,11 +2,12 @@
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from phalanx.watch.config import RunAlertRules
-from phalanx.watch.machine import MachineMeter, MachineReading
+from phalanx.watch.machine import GpuReading, MachineMeter, MachineReading
 from phalanx.watch.run_view import RunView
 from phalanx.watch.training_alerts import TRAINING_ACTIONS, TrainingAlerts, make_training_alert
 from watched_run import VERDICT, append_rows, event_row, metric_row, party_row, write_peers, write_run
@@ -205,3 +206,44 @@ def test_the_machine_is_measured(tmp_path):
     assert second.sent_per_s >= 0
     assert 0 < second.memory_share <= 1
     assert second.disk_free_bytes > 0
+
+
+class Driver:
+    """NVIDIA's bindings with a driver that has two GPUs, until it loses them."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self):
+        self.is_lost = False
+
+    def nvmlInit(self):
+        if self.is_lost:
+            raise self.NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetCount(self):
+        self.nvmlInit()
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, gpu):
+        return SimpleNamespace(used=(gpu + 1) << 30, total=8 << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, gpu):
+        return SimpleNamespace(gpu=40 + gpu)
+
+
+def test_gpus_are_measured_where_a_driver_answers(tmp_path):
+    driver = Driver()
+    meter = MachineMeter(driver)
+
+    first = meter.read_machine(tmp_path, 1.0)
+    driver.is_lost = True
+    second = meter.read_machine(tmp_path, 2.0)
+
+    assert first.gpus == (GpuReading(0.4, 1 << 30, 0.125), GpuReading(0.41, 2 << 30, 0.25))
+    assert second.gpus == ()
+    assert second.memory_share > 0
+    assert MachineMeter(driver).read_machine(tmp_path, 3.0).gpus == ()

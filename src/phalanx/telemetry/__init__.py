@@ -4,7 +4,12 @@ from phalanx.telemetry.fitted_table import FittedTable as FittedTable
 from phalanx.telemetry.histogram import Histogram as Histogram
 from phalanx.telemetry.metrics import MetricsFile as MetricsFile, read_metrics as read_metrics
 from phalanx.telemetry.missing import MissingNotice as MissingNotice
-from phalanx.telemetry.parties import PEERS_FILE as PEERS_FILE, PartyRow as PartyRow, PeersFile as PeersFile
+from phalanx.telemetry.parties import (
+    PEERS_FILE as PEERS_FILE,
+    STACKS_FILE as STACKS_FILE,
+    PartyRow as PartyRow,
+    PeersFile as PeersFile,
+)
 from phalanx.telemetry.phases import BUSY as BUSY, WALL as WALL, PhaseTimer as PhaseTimer, known_cost as known_cost
 from phalanx.telemetry.progress import (
     ProgressDisplay as ProgressDisplay,

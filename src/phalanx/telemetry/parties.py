@@ -21,6 +21,8 @@ from phalanx.telemetry.fitted_table import FittedTable
 from phalanx.telemetry.run_files import open_run_file
 
 PEERS_FILE = "peers.json"
+STACKS_FILE = "stacks.json"
+"""What each remote worker said of its threads, or why it said nothing, when it was given up or the run failed."""
 PERIOD_S = 1.0
 LATE_S = 10
 """A file of a run under way that is older than this was not renewed: its owner is gone, or hangs."""

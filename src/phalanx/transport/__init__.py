@@ -23,7 +23,12 @@ if TYPE_CHECKING:
         parse_frame as parse_frame,
         sign_header as sign_header,
     )
-    from phalanx.transport.grpc_wire import GrpcWire as GrpcWire, JoinedPeer as JoinedPeer, ask_peer_run as ask_peer_run
+    from phalanx.transport.grpc_wire import (
+        GrpcWire as GrpcWire,
+        JoinedPeer as JoinedPeer,
+        ask_peer_run as ask_peer_run,
+        ask_peer_stacks as ask_peer_stacks,
+    )
     from phalanx.transport.inbox import (
         Allowance as Allowance,
         Allowances as Allowances,

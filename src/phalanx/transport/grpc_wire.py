@@ -37,6 +37,7 @@ from phalanx.transport.grpc_tls import (
     server_credentials,
     server_options,
 )
+from phalanx.transport.stacks import MAX_STACKS_BYTES, PartyStacks, describe_own_stacks, parse_stacks
 from phalanx.transport.tls_group import check_hybrid_group
 from phalanx.transport.wire import Handle
 
@@ -88,6 +89,7 @@ class GrpcWire:
             whether the peer is a process that begins.
         awaited: Parties that it still waits for, for callers to show.
         admit: Refuses a call by its name, and the name and key of the caller; by default none.
+        stacks_for: The one party that may ask for the stacks of this process; by default none.
 
     Raises:
         TransportError: The address cannot be listened on, or TLS 1.2 would be accepted.
@@ -104,6 +106,7 @@ class GrpcWire:
         self.name_of: Callable[[str, bool], str | None] = lambda certified, begins: certified
         self.awaited: Callable[[], Sequence[str]] = tuple
         self.admit: Callable[[str, str, str], None] = lambda call, name, key: None
+        self.stacks_for: str | None = None
         self._handle: Handle | None = None
         self._run = ""
         self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable, str]] = {}
@@ -192,6 +195,7 @@ class GrpcWire:
         handlers = {
             "Deliver": grpc.unary_unary_rpc_method_handler(self._deliver_call),
             "Describe": grpc.unary_unary_rpc_method_handler(self._describe_call),
+            "Stacks": grpc.unary_unary_rpc_method_handler(self._stacks_call),
         }
         return grpc.method_handlers_generic_handler(_SERVICE, handlers)
 
@@ -216,6 +220,15 @@ class GrpcWire:
         answer = {"run": self._run, "party": self._identity.name, "certificate": certificate, "you": name}
         awaited = list(self.awaited())[:_MAX_AWAITED]
         return canonical_json(answer | ({"awaited": awaited} if awaited else {}))
+
+    def _stacks_call(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        """Answer from this thread: the one that computes may be what hangs."""
+        peer = self._admitted_peer("Stacks", context)
+        if peer.name != self.stacks_for:
+            _abort_call(context, grpc.StatusCode.PERMISSION_DENIED, "only the owner may ask for stacks")
+        # counted apart: the frames of a party that hangs wait in the calls of `Deliver`
+        with self._one_of_few_calls(f"stacks of {peer.name}", context):
+            return describe_own_stacks()
 
     def _name_of(self, certified: str, begins: bool, context: grpc.ServicerContext) -> str:
         try:
@@ -311,6 +324,26 @@ def ask_peer_run(
         raise CertificateError(f"description of {party}: names {peer.name!r}")
     run, calls_us = _read_text(values, "run"), check_session_name(_read_text(values, "you"))
     return JoinedPeer(peer, address, run, calls_us, certificate, _read_awaited(values))
+
+
+def ask_peer_stacks(
+    identity: Identity, party: str, address: str, config: TransportConfig, timeout_s: float
+) -> PartyStacks:
+    """Ask a party for the stacks of its threads, on a connection of its own beside all frames.
+
+    Args:
+        party: Name of the party that must answer; of an incarnation, its certificate's counts.
+
+    Raises:
+        PeerRefusedError: It is another party, or does not answer this one.
+        PeerLostError: It did not answer within the time, or with too much.
+        FrameError: The answer is malformed.
+    """
+    channel = open_channel(identity, party, address, config.model_copy(update={"max_frame_bytes": MAX_STACKS_BYTES}))
+    try:
+        return parse_stacks(_call_method(channel.unary_unary(f"/{_SERVICE}/Stacks"), b"", timeout_s, party))
+    finally:
+        channel.close()
 
 
 def check_second_key(peer: Peer, config: TransportConfig) -> None:

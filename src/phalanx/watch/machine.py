@@ -1,10 +1,27 @@
-"""The machine that a run is watched on: processor, memory, disk, network, and the use by the run's own processes."""
+"""The machine that a run is watched on: processor, memory, disk, network, GPUs, and the use by the run's processes."""
 
 import contextlib
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+_MAX_GPUS = 16
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """One look at a GPU.
+
+    Attributes:
+        busy_share: Share of the driver's last sample period in which a kernel ran.
+    """
+
+    busy_share: float
+    memory_bytes: int
+    memory_share: float
 
 
 @dataclass(frozen=True)
@@ -14,6 +31,7 @@ class MachineReading:
     Attributes:
         cpu_share: Share of all cores since the last look.
         sent_per_s: Bytes a second that left over all network devices, loopback among them, since the last look.
+        gpus: Of NVIDIA, where their bindings are installed (extra ``nvidia``) and the driver answers.
     """
 
     cpu_share: float
@@ -23,6 +41,7 @@ class MachineReading:
     disk_share: float
     sent_per_s: float
     received_per_s: float
+    gpus: tuple[GpuReading, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,10 +54,15 @@ class ProcessUse:
 
 
 class MachineMeter:
-    """Looks at the machine again and again; the first look has no rates."""
+    """Looks at the machine again and again; the first look has no rates.
 
-    def __init__(self) -> None:
+    Args:
+        nvml: NVIDIA's bindings; the installed ones if left out.
+    """
+
+    def __init__(self, nvml: Any = None) -> None:
         psutil.cpu_percent(None)
+        self._nvml = _start_bindings(nvml or _load_bindings())
         self._last: tuple[float, int, int] | None = None
 
     def read_machine(self, run_dir: Path, now: float) -> MachineReading:
@@ -64,7 +88,39 @@ class MachineMeter:
             disk_share=disk.percent / 100,
             sent_per_s=rates[0],
             received_per_s=rates[1],
+            gpus=tuple(self._read_gpus()),
         )
+
+    def _read_gpus(self) -> list[GpuReading]:
+        nvml, gpus = self._nvml, list[GpuReading]()
+        if nvml is None:
+            return []
+        try:
+            for index in range(min(nvml.nvmlDeviceGetCount(), _MAX_GPUS)):
+                gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+                memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
+                busy = nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
+                gpus.append(GpuReading(busy, memory.used, memory.used / max(memory.total, 1)))
+        except nvml.NVMLError:
+            # a driver that has lost its devices is not asked again
+            self._nvml = None
+        return gpus
+
+
+def _load_bindings() -> Any:
+    with contextlib.suppress(ImportError):
+        return importlib.import_module("pynvml")
+    return None
+
+
+def _start_bindings(nvml: Any) -> Any:
+    """Return the bindings once a driver answers; None where there is none."""
+    if nvml is not None:
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError:
+            return None
+    return nvml
 
 
 def measure_processes(owner: int) -> ProcessUse | None:

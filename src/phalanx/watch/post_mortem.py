@@ -1,6 +1,7 @@
 """The post-mortem card of a run that failed or was attacked: cause, party, losses, and the next command."""
 
 import contextlib
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -9,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from phalanx.config import printable_text
 from phalanx.errors import AuditLogError, PhalanxError
 from phalanx.report.shell import make_section, page_shell, write_page
@@ -16,12 +19,14 @@ from phalanx.report.svg import make_element
 from phalanx.report.tables import make_table
 from phalanx.security.audit import verify_log
 from phalanx.security.crypto import certificate_facts
+from phalanx.telemetry import STACKS_FILE
 from phalanx.train.records.owner_key import owner_of
 from phalanx.train.records.run_directory import owner_certificate
-from phalanx.watch.growing_files import Row, read_tail
+from phalanx.transport.stacks import PartyStacks
+from phalanx.watch.growing_files import Row, read_object, read_tail
 from phalanx.watch.run_view import RunView
 
-_MAX_STACK, _MAX_LOG = 24, 400
+_MAX_STACK, _MAX_LOG, _MAX_PARTIES, _MAX_CLAIMED_LINES = 24, 400, 256, 80
 _STACK = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|Current thread 0x|^Thread 0x")
 _CRASH = re.compile(r"Traceback \(most recent call last\)|Fatal Python error")
 # a thread needs memory for its stack: Python has no other word for it
@@ -86,7 +91,7 @@ class PostMortem:
         last_good_step: Number of the last applied step; None before the first.
         checkpoint: Step of the newest checkpoint that is not in doubt; None where there is none.
         lost: Steps and batches that are lost, in a sentence.
-        stacks: Stacks of the owner and of local processes, by name.
+        stacks: Stacks of the owner and of local processes, by name; of a remote worker what it claims.
         also: Further events of the same run that somebody should know of.
     """
 
@@ -413,7 +418,7 @@ def make_card(run_dir: Path) -> PostMortem:
         lost=_describe_loss(view, facts, last, checkpoint),
         message=printable_text(str(facts.failure.get("message") or ""), 600),
         next_command=_fill_command(cause.next_command, run_dir, party, checkpoint),
-        stacks=_find_stacks(facts),
+        stacks=_find_stacks(facts) | _read_remote_stacks(run_dir),
         also=tuple(_list_others(facts, cause)),
     )
 
@@ -447,7 +452,7 @@ def write_card(card: PostMortem, run_dir: Path) -> list[Path]:
 
 def remove_card(run_dir: Path) -> None:
     """Remove the card of an earlier session of a run, if there is one."""
-    for name in (MD_FILE, HTML_FILE):
+    for name in (MD_FILE, HTML_FILE, STACKS_FILE):
         with contextlib.suppress(OSError):
             (run_dir / name).unlink()
 
@@ -520,6 +525,19 @@ def _find_stacks(facts: CaseFacts) -> dict[str, tuple[str, ...]]:
         start = next((number for number, row in enumerate(lines) if _STACK.search(row)), None)
         if start is not None:
             stacks[name] = lines[start : start + _MAX_STACK]
+    return stacks
+
+
+def _read_remote_stacks(run_dir: Path) -> dict[str, tuple[str, ...]]:
+    """Return what remote workers said of their threads when they were given up or the run failed."""
+    stacks: dict[str, tuple[str, ...]] = {}
+    for name, answer in list((read_object(run_dir / STACKS_FILE) or {}).items())[:_MAX_PARTIES]:
+        try:
+            lines = ["as it reports itself:", *PartyStacks.model_validate_json(json.dumps(answer)).list_lines()]
+        except ValidationError:
+            reason = answer.get("error") if isinstance(answer, dict) else None
+            lines = [f"none: {printable_text(str(reason), 200)}"]
+        stacks[printable_text(name, 80)] = tuple(lines[:_MAX_CLAIMED_LINES])
     return stacks
 
 

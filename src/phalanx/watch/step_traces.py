@@ -78,6 +78,8 @@ class StepTraces(Closeable):
                 # workers report a step after it was applied, so with the line of the next one
                 self._send_parties(row.get("party_phases"))
                 self._send_step(row, row["time"], row["wall_s"])
+                # what the owner knows of sites and clients is of the round itself
+                self._send_parties(row.get("party_phases"))
 
     def send_last_parties(self, summary: Mapping[str, Any]) -> None:
         """Queue, once, the workers' spans of the last step, which the summary has."""
@@ -98,7 +100,7 @@ class StepTraces(Closeable):
                 span = self._tracer.start_span(
                     "phalanx.party",
                     context=context,
-                    attributes=attributes | {"phalanx.claimed": True},
+                    attributes=attributes | {"phalanx.claimed": report.get("measured") is not True},
                     start_time=start,
                 )
                 # a worker also waits between two steps: its own time counts first, and waiting fills the rest

@@ -315,6 +315,7 @@ class RoundCoordinator:
 
     def _take_answer(self, answer: SiteAnswer, record: RoundRecord, held: dict[str, HeldUpdate]) -> None:
         reply = answer.reply
+        record.answer_s[answer.site] = answer.seconds
         if not isinstance(reply, m.TrainedReply):
             record.left_out[answer.site] = answer.fault
             if answer.fault == "budget_spent" and self._terms.rows is not None:

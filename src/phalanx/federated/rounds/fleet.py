@@ -24,6 +24,7 @@ class SiteAnswer:
         payload: Bytes that belong to it.
         fault: Why there is none, or why it is of no use; empty where it is.
         culprit: The site that it blames for a fault; empty where it blames none.
+        seconds: From the order to the answer, by the owner's clock.
     """
 
     site: str
@@ -31,6 +32,7 @@ class SiteAnswer:
     payload: Payload = b""
     fault: str = ""
     culprit: str = ""
+    seconds: float = 0.0
 
 
 class Fleet:
@@ -55,6 +57,7 @@ class Fleet:
         self._open: dict[str, int] = {}
         self._due: dict[str, type[m.SiteReply]] = {}
         self._given_up: dict[str, int] = {}
+        self._asked_at: dict[str, float] = {}
         self.bytes_out: Counter[str] = Counter()
         self.bytes_in: Counter[str] = Counter()
         self.late: Counter[str] = Counter()
@@ -69,6 +72,7 @@ class Fleet:
         for site, make in orders.items():
             self._last_ticket += 1
             self._open[site], self._due[site] = self._last_ticket, due
+            self._asked_at[site] = self._clock()
             sent[site] = make(self._last_ticket)
             self.bytes_out[site] += memoryview(sent[site].payload).nbytes
         self._carrier.broadcast_orders(sent)
@@ -128,4 +132,4 @@ class Fleet:
             return SiteAnswer(found.site, None, fault=reply.reason, culprit=reply.culprit)
         if not isinstance(reply, self._due[found.site]):
             return SiteAnswer(found.site, None, fault="malformed")
-        return SiteAnswer(found.site, reply, found.payload)
+        return SiteAnswer(found.site, reply, found.payload, seconds=self._clock() - self._asked_at[found.site])

@@ -230,6 +230,7 @@ class RoundRecord:
         bytes: Payloads of each site, both ways.
         charge: Number of the charge of its sums; None without a privacy budget.
         lost: Why a released sum of the round gave no update, so that nothing moved; empty where one did.
+        answer_s: Seconds from the order to train to a site's answer, by the owner's clock.
     """
 
     number: int
@@ -241,6 +242,7 @@ class RoundRecord:
     bytes: dict[str, int] = field(default_factory=dict)
     charge: int | None = None
     lost: str = ""
+    answer_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def mean_loss(self) -> float:
@@ -252,6 +254,18 @@ class RoundRecord:
     def num_targets(self) -> int:
         """Of all sites that counted."""
         return sum(share.num_targets for share in self.shares.values())
+
+    def site_phases(self) -> dict[str, dict[str, float]]:
+        """Return how long the owner waited for each site that trained in this round, by phase.
+
+        The sum is measured here; how much of it was training is the site's claim.
+        """
+        phases: dict[str, dict[str, float]] = {}
+        for site, share in self.shares.items():
+            if site in self.answer_s and not share.behind:
+                train_s = min(max(share.train_s, 0.0), self.answer_s[site])
+                phases[site] = {"train": train_s, "transfer": self.answer_s[site] - train_s}
+        return phases
 
     def metrics_row(self) -> dict[str, Any]:
         """The line of the metrics."""

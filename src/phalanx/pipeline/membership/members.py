@@ -145,6 +145,8 @@ class Members:
     is_alive: Callable[[str], bool] = lambda name: True
     dismiss: Callable[[str], None] = lambda name: None
     """Ends a local worker's process; nothing for a remote one."""
+    ask_stacks: Callable[[str], None] = lambda name: None
+    """Asks a remote worker, in the background, where its threads are; nothing for a local one."""
     replace: Callable[[str], None] = lambda name: None
     """Starts another local worker in the place of one that is gone, if the run file allows it."""
     returns: int = 0

@@ -198,6 +198,11 @@ class PipelineEngine:
             self.update_duplicate()
 
     @property
+    def present_workers(self) -> tuple[str, ...]:
+        """The workers that take part now."""
+        return tuple(self._roster.alive)
+
+    @property
     def stage_holders(self) -> Mapping[int, str]:
         """The holder of each stage now."""
         return self._facts.assignment.holders

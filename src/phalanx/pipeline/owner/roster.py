@@ -45,6 +45,8 @@ class Roster:
                 facts.observe("replaced", {**place, "reason": reason})
             self.lost.append(name)
             self.reasons[name] = reason
+            # while its process may still answer: it ends when it hears that it was given up
+            self._context.members.ask_stacks(name)
 
     def suspect_the_dead(self) -> None:
         """Note every party with a process that has ended, and replace workers that ended before they joined."""

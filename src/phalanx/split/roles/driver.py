@@ -50,7 +50,7 @@ class SplitDriver(OwnerRequests):
         front: Frozen front part of all clients.
 
     Attributes:
-        timer: Phases of the steps, as this process sees them.
+        timer: Phases of the steps that are no single client's.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class SplitDriver(OwnerRequests):
         super().__init__(owner)
         self.timer = PhaseTimer()
         self._split, self._clients, self._microbatches = split, tuple(clients), microbatches
-        self._ends = {party.name: ClientEnd(party, front, kinds, self.timer) for party in clients}
+        self._timers = {party.name: PhaseTimer() for party in clients}
+        self._ends = {party.name: ClientEnd(party, front, kinds, self._timers[party.name]) for party in clients}
 
     @property
     def enclave_peers(self) -> tuple[EnclavePeer, ...]:
@@ -85,6 +86,10 @@ class SplitDriver(OwnerRequests):
     def bytes_crossed(self) -> Mapping[str, int]:
         """Bytes on each client's line so far, both ways."""
         return {party.name: party.connection.bytes_crossed for party in self._clients}
+
+    def take_client_phases(self) -> dict[str, dict[str, float]]:
+        """Return each client's wall seconds by phase since the last call, as this process has measured them."""
+        return {name: timer.take_wall() for name, timer in self._timers.items()}
 
     def meet_enclave(self) -> None:
         """Have every party wait for the enclave, appraise it and agree on keys with it.

@@ -87,6 +87,10 @@ class RemoteLead(OwnerRequests):
         """Return the bytes on the owner's line so far, both ways; clients count their own lines."""
         return {self._owner.name: self._owner.connection.bytes_crossed}
 
+    def take_client_phases(self) -> dict[str, dict[str, float]]:
+        """Return nothing: clients of others take their time elsewhere."""
+        return {}
+
     def meet_enclave(self) -> None:
         """Wait until every party has called the enclave, appraise it, and wait until all clients have done the same."""
         self._owner.connection.await_message(say.EnclaveReady)

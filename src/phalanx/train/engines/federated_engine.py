@@ -77,6 +77,7 @@ class FederatedEngine:
             bytes_by_link=record.bytes,
             batch=f"round {record.number}",
             guard=None,
+            party_phases={site: {"step": step, "seconds": s} for site, s in record.site_phases().items()},
         )
 
     def round_weights(self) -> Named:

@@ -46,6 +46,10 @@ class SplitLead(Protocol):
         """Bytes on each line so far, both ways."""
         ...
 
+    def take_client_phases(self) -> dict[str, dict[str, float]]:
+        """Return each client's wall seconds by phase since the last call, where this process has measured them."""
+        ...
+
     def request_state(self) -> tuple[int, int, memoryview]:
         """Return finished steps, number and bytes of the sealed state."""
         ...
@@ -186,15 +190,20 @@ class SplitEngine:
         self._num_steps = step + 1
         self._recent.append(lead.process_costs.subtract_costs(costs_before))
         self.costs = self.costs.add_costs(self._recent[-1])
+        phases, clients = lead.timer.take_wall(), lead.take_client_phases()
+        for taken in clients.values():
+            for name, seconds in taken.items():
+                phases[name] = phases.get(name, 0.0) + seconds
         return StepResult(
             step=step,
             loss=outcome.loss,
             num_targets=outcome.num_targets,
             gradient_norm=outcome.norm,
-            phases=lead.timer.take_wall(),
+            phases=phases,
             bytes_by_link={name: count - bytes_before[name] for name, count in lead.bytes_crossed.items()},
             batch=batch,
             guard=outcome.guard,
+            party_phases={name: {"step": step, "seconds": taken, "measured": True} for name, taken in clients.items()},
         )
 
     def cost_facts(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ _NAMES = (
     *("config.toml", "run.json", "owner.pem", "summary.json", "report.html", "address", "attack.jsonl", "peers.json"),
     *(_LOG, *_GROW_WITH_STEPS, *_FILLED_BY_STEPS, "kept_model"),
     *("pki", "secrets", "tensorboard", "tracking", "code", "clients", "enclave", MIDDLE, "transcript.json"),
-    *("post_mortem.md", "post_mortem.html"),
+    *("post_mortem.md", "post_mortem.html", "stacks.json"),
 )
 """What a run leaves behind before its first step; its processes' logs stay, where they meet as well."""
 

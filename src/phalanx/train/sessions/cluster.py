@@ -46,6 +46,7 @@ from phalanx.train.records.history import RunHistory
 from phalanx.train.records.journal import Journal
 from phalanx.train.records.party_book import PartyTracker
 from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.sessions.remote_stacks import RemoteStacks
 from phalanx.train.setup.stage_source import StageLibrary
 from phalanx.train.setup.stage_table import estimate_stages
 from phalanx.transport import Endpoint, GrpcWire
@@ -260,6 +261,10 @@ def make_engine(
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.class_of(name)})
     files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)
     with contextlib.ExitStack() as stack:
+        if run.pipeline.remote_workers:
+            stacks = RemoteStacks(home.owner, run.pipeline.transport, home.path, members.addresses)
+            members.ask_stacks = stack.enter_context(stacks).ask_in_background
+            stack.push(lambda kind, *_: stacks.ask_after_failure(kind, engine.present_workers))
         if journal is not None:
             files.note_verified = journal.note_verified
             files.states = StateFiles(home.journal_directory, OWNER, journal.give_up)

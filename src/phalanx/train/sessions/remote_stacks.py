@@ -1,0 +1,72 @@
+"""Stacks of workers on other machines: asked for when one is given up or the run fails, for the post-mortem card."""
+
+import json
+import threading
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from phalanx.closing import Closeable
+from phalanx.config import printable_text
+from phalanx.errors import DiskError, PhalanxError
+from phalanx.security.crypto import Identity, replace_file
+from phalanx.telemetry import STACKS_FILE
+from phalanx.transport import TransportConfig, ask_peer_stacks
+
+_ANSWER_S = 5.0
+
+
+class RemoteStacks(Closeable):
+    """Asks remote workers for the stacks of their threads, each once, beside the run and its frames.
+
+    Args:
+        addresses: Where each worker listens; read when it is asked.
+
+    Guarantees:
+        A run waits for no answer; its end waits for those under way, `_ANSWER_S` at most. An answer is a claim, and
+        decides nothing.
+    """
+
+    def __init__(
+        self, identity: Identity, transport: TransportConfig, run_dir: Path, addresses: Mapping[str, str]
+    ) -> None:
+        self._identity, self._transport, self._addresses = identity, transport, addresses
+        self._path = run_dir / STACKS_FILE
+        self._path.unlink(missing_ok=True)
+        self._answers: dict[str, object] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._lock = threading.Lock()
+
+    def ask_in_background(self, name: str) -> None:
+        """Ask one worker, if nobody has yet."""
+        if name in self._addresses and name not in self._threads:
+            thread = threading.Thread(target=self._ask_worker, args=(name,), name=f"stacks-{name}", daemon=True)
+            self._threads[name] = thread
+            thread.start()
+
+    def ask_after_failure(self, kind: type[BaseException] | None, names: Collection[str]) -> None:
+        """Ask workers where the run ends with an error; nobody is asked where a person has ended it."""
+        if kind is not None and issubclass(kind, Exception):
+            for name in names:
+                self.ask_in_background(name)
+
+    def _ask_worker(self, name: str) -> None:
+        answer: object
+        try:
+            stacks = ask_peer_stacks(self._identity, name, self._addresses[name], self._transport, _ANSWER_S)
+            answer = stacks.model_dump(mode="json")
+        except PhalanxError as exc:
+            answer = {"error": printable_text(str(exc), 200)}
+        with self._lock:
+            self._answers[name] = answer
+            try:
+                replace_file(self._path, json.dumps(self._answers).encode(), 0o600)
+            except DiskError:
+                # the disk may be what the run fails of: the card then has no stacks
+                return
+
+    def close(self) -> None:
+        """Wait for the answers that are under way."""
+        deadline = time.monotonic() + _ANSWER_S
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
