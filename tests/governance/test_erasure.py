@@ -203,6 +203,40 @@ def losses_of(model: Any, tokenizer: tokenizers.Tokenizer, texts: list[str]) -> 
     return torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").mean(1)
 
 
+@pytest.mark.slow
+def test_of_runs_on_shards_only_those_with_the_document_are_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three constituents; the second has the document, and the third has it as well under another name."""
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
+    shards = {"a": TEXTS[:20], "b": [*TEXTS[20:40], TEXTS[50]], "c": [TEXTS[50], *TEXTS[40:50], *TEXTS[51:60]]}
+    words = ["erase", document_digest(TEXTS[50])]
+    for name, texts in shards.items():
+        home = write_dataset(tmp_path / "data" / name, texts)
+        train(load_run(write_run_file(tmp_path / f"{name}.toml", home, "concatenate", 2, 1)), tmp_path / name)
+        words += ["--run", str(tmp_path / name)]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
+    places = ["--data-out", str(tmp_path / "without"), "--out", str(tmp_path / "new")]
+    capsys.readouterr()
+
+    # the first alone has it not, and a name is of one data set
+    assert run_command([*words[:4], "--json"]) == 3
+    assert run_command(["erase", "hoplite/3.0", *words[2:]]) == 2
+    capsys.readouterr()
+    assert run_command([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (sorted(answer["shards"]), answer["untouched"]) == (["b", "c"], ["a"])
+    assert run_command([*words, *places]) == 0
+
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["b", "c"]
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
+    for name in ("b", "c"):
+        record = json.loads((tmp_path / "new" / name / "erasure.json").read_bytes())
+        assert record["run"] == PastRun(tmp_path / name).run_id
+        train(load_run(tmp_path / "new" / name / "config.toml"), tmp_path / "never" / name)
+        assert PastRun(tmp_path / "never" / name).final_weights_digest == record["final_weights_digest"]
+
+
 def test_a_run_of_sources_is_refused_with_the_reason(tmp_path: Path) -> None:
     class FromSources:
         path = tmp_path
