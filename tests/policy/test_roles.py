@@ -168,15 +168,15 @@ def read_labels(folder: Path) -> list[str]:
 
 
 PLAIN_READS = {
-    "text files": read_source,
-    "file": read_labels,
-    "file of a suite": lambda folder: text_suite("own", folder / "rows.jsonl").rows,
+    "text files": ("", read_source),
+    "file": ("rows.jsonl", read_labels),
+    "file of a suite": ("one.txt", lambda folder: text_suite("own", folder / "one.txt").rows),
 }
 
 
 @pytest.mark.parametrize("what", PLAIN_READS)
 def test_plain_text_is_logged_with_its_digest_before_it_is_read(project, monkeypatch, what):
-    texts, read = write_texts(project / "texts"), PLAIN_READS[what]
+    texts, (name, read) = write_texts(project / "texts"), PLAIN_READS[what]
     act_as(monkeypatch, project, "mallory")
     with RoleGate("roles show", [project]) as gate, enter_gate(gate), pytest.raises(RoleError, match="has no role"):
         read(texts)
@@ -195,8 +195,8 @@ def test_plain_text_is_logged_with_its_digest_before_it_is_read(project, monkeyp
     ] * 3
     digests = [body["digest"] for body in reads]
     assert digests[0] == digests[1] != digests[2]
-    if what.startswith("file"):
-        assert digests[2] == hashlib.sha256((texts / "rows.jsonl").read_bytes()).hexdigest()
+    if name:
+        assert digests[2] == hashlib.sha256((texts / name).read_bytes()).hexdigest()
     assert any(entry.kind == "refused" and entry.body["person"] == "nobody" for entry in log_of(project))
 
 
@@ -208,7 +208,7 @@ def test_plain_text_in_a_project_is_logged_by_a_command_outside_of_it(project, t
     recipe.write_text(
         f'sources = [{{ kind = "text", path = "{tmp_path / "link"}" }}]\n[tokenizer]\nkind = "bpe"\nvocab_size = 260\n'
     )
-    words = ["tokenizer", "train", str(recipe), "--out", str(tmp_path / "vocabulary")]
+    words = ["tokenizer", "train", str(tmp_path / "vocabulary"), "--recipe", str(recipe)]
     act_as(monkeypatch, project, "rita")
     assert run_command(words) == 5
     assert "rita has reader" in capfd.readouterr().err
