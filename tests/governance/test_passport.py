@@ -1,5 +1,6 @@
 """Statements of a passport in the formats of others, and the commands that make and check one."""
 
+import base64
 import json
 import os
 import shutil
@@ -73,6 +74,41 @@ def test_the_reference_verifier_accepts_the_model_signature(tmp_path: Path) -> N
     done = subprocess.run([MODEL_SIGNING, "verify", "key", MODEL, *options], capture_output=True, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+IN_TOTO = """
+import base64, json, sys
+from google.protobuf import json_format
+from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
+from in_toto_attestation.predicates.test_result.v0 import test_result_pb2
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
+
+kinds = {
+    "https://slsa.dev/provenance/v1": provenance_pb2.Provenance,
+    "https://in-toto.io/attestation/test-result/v0.1": test_result_pb2.TestResult,
+}
+for envelope in sys.stdin:
+    payload = json.loads(base64.b64decode(json.loads(envelope)["payload"]))
+    Statement.copy_from_pb(json_format.ParseDict(payload, statement_pb2.Statement())).validate()
+    json_format.ParseDict(payload["predicate"], kinds[payload["predicateType"]]())
+"""
+
+
+@pytest.mark.skipif(not MODEL_SIGNING, reason="needs PHALANX_MODEL_SIGNING")
+@pytest.mark.parametrize("old", [b"", b"predicateType"])
+def test_in_totos_own_schemas_fit_every_statement(old: bytes) -> None:
+    """Its package comes with the reference verifier; a key that the schema does not know is refused."""
+    members = Forger().members
+    names = ("provenance.dsse.json", "tests/evaluation.dsse.json", "tests/redteam.dsse.json")
+    envelopes = [json.loads(members[name]) for name in names]
+    payloads = [base64.b64decode(envelope["payload"]).replace(old, b"x" + old, bool(old)) for envelope in envelopes]
+    rows = [json.dumps({"payload": base64.b64encode(payload).decode()}) for payload in payloads]
+
+    python = Path(MODEL_SIGNING).with_name("python")
+    done = subprocess.run([python, "-c", IN_TOTO], input="\n".join(rows).encode(), capture_output=True, check=False)
+
+    assert done.returncode == bool(old), done.stderr
 
 
 def test_verify_answers_with_rows_and_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

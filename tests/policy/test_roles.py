@@ -1,5 +1,6 @@
 """Roles of a project: who may do what, four eyes, and an access log that shows every change."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -15,7 +16,10 @@ from phalanx.cli.answers.tree import leaf_commands
 from phalanx.cli.outcome import build_command
 from phalanx.config import load_config
 from phalanx.data.shards import load_signer
+from phalanx.data.sources import TextConfig, open_source
+from phalanx.data.tasks import Columns, read_examples
 from phalanx.errors import AuditLogError, ConfigError, PhalanxError, RoleError
+from phalanx.evaluate.suite import text_suite
 from phalanx.policy import COMMANDS, Project, ProjectRoles, RoleGate, open_person_signer, sign_roles, verify_access_log
 from phalanx.policy.rights import right_of_call
 from phalanx.security.audit.line import LogHead
@@ -144,6 +148,77 @@ def test_reads_are_logged_once_with_person_role_and_digest(project, monkeypatch)
     ]
     assert rows == [("read", "dataset", "d1", "bob"), ("read", "evidence", "e1", "bob")]
     assert log_of(project)[1].body["roles"] == ["releaser", "data_steward"]
+
+
+def write_texts(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "one.txt").write_text("the first letter")
+    (folder / "two.txt").write_text("the second letter")
+    (folder / "rows.jsonl").write_text('{"text": "a row", "label": "a"}\n')
+    return folder
+
+
+def read_source(folder: Path) -> list[str]:
+    return [document.text for document in open_source(TextConfig(path=folder)).documents()]
+
+
+def read_labels(folder: Path) -> list[str]:
+    columns = Columns(text="text", label="label", classes=("a", "b"))
+    return [placed.example.text for placed in read_examples(folder / "rows.jsonl", columns)]
+
+
+PLAIN_READS = {
+    "text files": ("", read_source),
+    "file": ("rows.jsonl", read_labels),
+    "file of a suite": ("one.txt", lambda folder: text_suite("own", folder / "one.txt").rows),
+}
+
+
+@pytest.mark.parametrize("what", PLAIN_READS)
+def test_plain_text_is_logged_with_its_digest_before_it_is_read(project, monkeypatch, what):
+    texts, (name, read) = write_texts(project / "texts"), PLAIN_READS[what]
+    act_as(monkeypatch, project, "mallory")
+    with RoleGate("roles show", [project]) as gate, enter_gate(gate), pytest.raises(RoleError, match="has no role"):
+        read(texts)
+    act_as(monkeypatch, project, "bob")
+    for _ in range(2):
+        with RoleGate("data build", [project]) as gate, enter_gate(gate):
+            assert read(texts) == read(texts)
+    (texts / "one.txt").write_text("another letter")
+    (texts / "rows.jsonl").write_text('{"text": "another row", "label": "b"}\n')
+    with RoleGate("data build", [project]) as gate, enter_gate(gate):
+        read(texts)
+
+    reads = [entry.body for entry in log_of(project) if entry.kind == "read"]
+    assert [(body["what"], body["person"], body["command"]) for body in reads] == [
+        (what.removesuffix(" of a suite"), "bob", "data build")
+    ] * 3
+    digests = [body["digest"] for body in reads]
+    assert digests[0] == digests[1] != digests[2]
+    if name:
+        assert digests[2] == hashlib.sha256((texts / name).read_bytes()).hexdigest()
+    assert any(entry.kind == "refused" and entry.body["person"] == "nobody" for entry in log_of(project))
+
+
+def test_plain_text_in_a_project_is_logged_by_a_command_outside_of_it(project, tmp_path, monkeypatch, capfd):
+    """A recipe elsewhere names the texts; links to them lead around nothing either."""
+    write_texts(project / "texts")
+    (tmp_path / "link").symlink_to(project / "texts")
+    recipe = tmp_path / "vocabulary.toml"
+    recipe.write_text(
+        f'sources = [{{ kind = "text", path = "{tmp_path / "link"}" }}]\n[tokenizer]\nkind = "bpe"\nvocab_size = 260\n'
+    )
+    words = ["tokenizer", "train", str(tmp_path / "vocabulary"), "--recipe", str(recipe)]
+    act_as(monkeypatch, project, "rita")
+    assert run_command(words) == 5
+    assert "rita has reader" in capfd.readouterr().err
+    act_as(monkeypatch, project, "tom")
+    assert run_command(words) == 0
+
+    reads = [entry.body for entry in log_of(project) if entry.kind == "read"]
+    assert [(body["what"], body["person"], body["command"]) for body in reads] == [
+        ("text files", "tom", "tokenizer train")
+    ]
 
 
 def test_four_eyes_need_two_people_and_not_two_keys_of_one(project, tmp_path, monkeypatch):

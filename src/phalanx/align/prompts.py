@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.align.writer import user_message
 from phalanx.config import canonical_json
 from phalanx.data.chat import ChatMessage, parse_conversation
+from phalanx.data.sources.files import note_file_read
 from phalanx.data.sources.jsonl import parse_object
 from phalanx.errors import DataError
 
@@ -86,6 +87,7 @@ def read_records(path: Path) -> list[tuple[str, dict[str, Any]]]:
         DataError: It cannot be read, a line is no object, or there is none.
     """
     try:
+        note_file_read(path)
         lines = path.read_bytes().splitlines()
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); give a file of JSON lines").with_facts(

@@ -91,6 +91,46 @@ def close(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run w
     return Answer({"status": summary["status"], "audit_log_head": head, "run_dir": run_dir})
 
 
+@audit_app.command(
+    epilog="Example: phalanx audit stamp runs/first --server URL --authority tsa.pem --out head.json\n\n"
+    "Example: phalanx verify first.passport --head head.json --timestamp-authority tsa.pem"
+)
+def stamp(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory, also of a run that is running.")],
+    *,
+    server: Annotated[str, typer.Option("--server", metavar="URL", help="Server of time stamps (RFC 3161).")],
+    authority: Annotated[Path, typer.Option("--authority", metavar="FILE", help="Its root certificates, PEM.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The signed head; the stamp is FILE.tsr.")],
+    policy: Annotated[
+        str | None, typer.Option("--policy", metavar="OID", help="Policy that the stamp must name.")
+    ] = None,
+) -> Answer:
+    """Sign the present end of a run's log, and have a server of time stamps say when it existed.
+
+    The server sees a digest of the head, and nothing else. Where its answer does not hold, nothing is written.
+    """
+    from phalanx.cli.files import read_file
+    from phalanx.cli.parties.witness_log import open_owner
+    from phalanx.config import canonical_json
+    from phalanx.security.audit import LogHead, sign_head
+    from phalanx.security.witness import STAMP_SUFFIX, HistoryCopy, TimestampAuthority, replace_synced
+    from phalanx.train.records.run_directory import run_name
+
+    run, (owner, _) = run_name(run_dir), open_owner(run_dir)
+    trusted = TimestampAuthority(read_file(authority), policy)
+    entries = HistoryCopy.from_events(run_dir / "events.jsonl", owner.public, run).entries
+    if not entries:
+        raise AuditLogError(f"{run_dir}: the log has no line yet")
+    content = canonical_json(sign_head(owner, run, LogHead(len(entries), entries[-1].hex())))
+    answer = trusted.request_timestamp(server, content)
+    checked = trusted.check_timestamp(answer, content)
+    replace_synced(out, content)
+    replace_synced(out.with_name(out.name + STAMP_SUFFIX), answer)
+    facts = {"line": len(entries), "existed": checked.time.isoformat(), "policy": checked.policy}
+    print_figures({"log": run, **facts, "head": str(out), "stamp": f"{out}{STAMP_SUFFIX}"})
+    return Answer({"run": run, "head": out, **facts})
+
+
 def _proof_facts(proof: "RunProof") -> dict[str, Any]:
     log = proof.log
     names = ("rates", "audits", "owners_audits", "unlike_audits", "remarks", "unproven", "in_doubt", "key_from")

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from phalanx.access_gate import enter_gate
+from phalanx.access_gate import AccessGate, enter_gate
 from phalanx.cli.answers.tree import leaf_commands
+from phalanx.closing import Closeable
 
 FILES = ("roles.json", "access.jsonl")
 """Of a project with roles; where no place of a command lies below one, nothing is imported and nobody is asked."""
@@ -40,7 +41,7 @@ def _enter_gate(name: str, values: dict[str, Any]) -> Iterator[None]:
         with RoleGate(name, find_projects(places), reference) as gate, enter_gate(gate):
             yield
     else:
-        with enter_gate(LateGate(name)):
+        with LateGate(name) as late, enter_gate(late):
             yield
 
 
@@ -60,27 +61,35 @@ def _has_roles(place: Path) -> bool:
         return False
 
 
-class LateGate:
+class LateGate(Closeable):
     """The gate of a command whose own places have no roles: a dataset that a run file names may have."""
 
     def __init__(self, command: str) -> None:
         self._command = command
+        self._stack = contextlib.ExitStack()
+        self._gate: AccessGate | None = None
 
-    def note_read(self, kind: str, digest: str, where: Path, *, is_sealed: bool) -> None:
+    def note_read(self, kind: str, digest: str | Callable[[], str], where: Path, *, is_sealed: bool) -> None:
         """Ask the roles that govern the place, where there are any."""
         if _has_roles(where):
-            from phalanx.policy.gate import RoleGate, find_projects
-
-            with RoleGate(self._command, find_projects((where,))) as gate:
-                gate.note_read(kind, digest, where, is_sealed=is_sealed)
+            self._open_gate().note_read(kind, digest, where, is_sealed=is_sealed)
 
     def require_approvals(self, action: str, target: Callable[[], str], where: Path) -> None:
         """As `note_read`."""
         if _has_roles(where):
-            from phalanx.policy.gate import RoleGate, find_projects
-
-            with RoleGate(self._command, find_projects((where,))) as gate:
-                gate.require_approvals(action, target, where)
+            self._open_gate().require_approvals(action, target, where)
 
     def check_caller(self, call: str, name: str, key: str | None) -> None:
         """Ask nobody: the command has no project."""
+
+    def close(self) -> None:
+        """Let go of the key."""
+        self._stack.close()
+
+    def _open_gate(self) -> AccessGate:
+        # one for the command: it adds the projects of each place that it is asked about, and notes a read once
+        if self._gate is None:
+            from phalanx.policy.gate import RoleGate
+
+            self._gate = self._stack.enter_context(RoleGate(self._command, ()))
+        return self._gate

@@ -16,6 +16,7 @@ from phalanx.data.chat.conversation import Conversation, parse_prompt
 from phalanx.data.chat.encoding import ChatEncoder, open_chat
 from phalanx.data.chat.settings import OF_MODEL
 from phalanx.data.config import BpeConfig, DataConfig
+from phalanx.data.sources.files import note_file_read
 from phalanx.data.sources.jsonl import parse_object
 from phalanx.data.tokenizers.tokenizer import (
     TOKENIZER_FILE,
@@ -166,6 +167,7 @@ def prepare_prompts(
 
 def _read_prompt_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     try:
+        note_file_read(path)
         content = path.read_bytes()
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); give a file of JSON lines").with_facts(

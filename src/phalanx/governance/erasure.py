@@ -5,6 +5,7 @@ data set or the old checkpoints still holds the document: these are to be delete
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from phalanx.data.shards import (
 )
 from phalanx.data.shards.erased import write_erased
 from phalanx.data.shards.lookup import find_document
-from phalanx.data.shards.proof import check_proof, prove_document
+from phalanx.data.shards.proof import DocumentPlace, check_proof, prove_document
 from phalanx.errors import CheckpointError, ConfigError, DataError
 from phalanx.governance.publication import read_summary
 from phalanx.train import PastRun
@@ -80,21 +81,13 @@ class Erasure:
     """
 
     def __init__(self, past: PastRun, document: str) -> None:
-        run = past.config
-        if not isinstance(run, PipelineRun | DomainRun) or run.data.dataset is None:
-            raise ConfigError(
-                f"{past.path}: erasure replays pipeline and domain runs that were trained from a data set"
-            )
         self.past = past
-        path, named = dataset_of(past)
-        self._key = None if named.key_file is None else SealKey.from_file(named.key_file)
-        self.dataset: Dataset = open_dataset(path, named.signer, self._key)
+        self.dataset, self._key = _open_data(past)
         self.digest = find_document(self.dataset, document).digest
-        proof = check_proof(prove_document(self.dataset, self.digest), str(path))
-        if not proof.places:
-            raise DataError(f"{path}: has no document {self.digest}; nothing is to be erased")
-        self._places = proof.places
-        self._lineage = trace_document(past, proof.places)
+        self._places = _find_places(self.dataset, self.digest)
+        if not self._places:
+            raise DataError(f"{self.dataset.directory}: has no document {self.digest}; nothing is to be erased")
+        self._lineage = trace_document(past, self._places)
 
     def estimate_price(self) -> ErasurePrice:
         """Return the cost of the replay."""
@@ -194,3 +187,41 @@ class Erasure:
         checkpoint.state["loader"] = fresh
         note_verdicts(checkpoint, self.past)
         return checkpoint
+
+
+def open_shards(pasts: Sequence[PastRun], document: str) -> list[Erasure]:
+    """Open the erasures from runs that were trained apart, each on a shard of the data.
+
+    Args:
+        document: A digest or a file with its text; a name means another document in another data set.
+
+    Returns:
+        An erasure for each run whose data has the document; of the others nothing is replayed.
+
+    Raises:
+        DataError: None has it.
+        ConfigError: A run is of a kind that cannot be replayed, or the document is given by a name.
+    """
+    datasets = [_open_data(past)[0] for past in pasts]
+    named = [find_document(dataset, document) for dataset in datasets]
+    if any(one.named_by == "name" for one in named):
+        raise ConfigError(f"{document!r:.200}: is a name of one data set; for several runs give its digest or its text")
+    holders = [
+        past for past, dataset, one in zip(pasts, datasets, named, strict=True) if _find_places(dataset, one.digest)
+    ]
+    if not holders:
+        raise DataError(f"{document:.200}: is in the data of none of these runs; nothing is to be erased")
+    return [Erasure(past, document) for past in holders]
+
+
+def _open_data(past: PastRun) -> tuple[Dataset, SealKey | None]:
+    run = past.config
+    if not isinstance(run, PipelineRun | DomainRun) or run.data.dataset is None:
+        raise ConfigError(f"{past.path}: erasure replays pipeline and domain runs that were trained from a data set")
+    path, named = dataset_of(past)
+    key = None if named.key_file is None else SealKey.from_file(named.key_file)
+    return open_dataset(path, named.signer, key), key
+
+
+def _find_places(dataset: Dataset, digest: str) -> tuple[DocumentPlace, ...]:
+    return check_proof(prove_document(dataset, digest), str(dataset.directory)).places

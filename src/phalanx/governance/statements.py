@@ -9,6 +9,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from phalanx.config import canonical_json
 from phalanx.errors import CertificateError
@@ -85,10 +86,15 @@ class ReleaseSigner:
         self, subjects: Sequence[Subject], predicate_type: str, predicate: Mapping[str, Any]
     ) -> dict[str, Any]:
         payload = _statement_bytes(subjects, predicate_type, predicate)
+        return _wrap_payload(payload, self._sign_data(signed_bytes(payload)), "")
+
+    def _sign_data(self, data: bytes) -> bytes:
         # with a nonce from the message (RFC 6979), the same statement has the same signature
-        algorithm = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
-        signature = self._key.sign(signed_bytes(payload), algorithm)
-        return _wrap_payload(payload, signature, "")
+        return self._key.sign(data, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
+
+    def sign_cose(self, data: bytes) -> bytes:
+        """Return an ES256 signature in the form of COSE: two numbers of 32 bytes."""
+        return b"".join(number.to_bytes(32, "big") for number in decode_dss_signature(self._sign_data(data)))
 
     def sign_model(self, files: ModelFiles) -> bytes:
         """Return a model signature of OMS v1.0, method `key`."""
@@ -121,9 +127,15 @@ class ReleaseSigner:
     @property
     def public_pem(self) -> bytes:
         """The public half of the P-256 key, as `model_signing verify key` reads it."""
-        return self._key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+        return self._encode_public(serialization.Encoding.PEM)
+
+    @property
+    def public_der(self) -> bytes:
+        """The same as DER, whose digest names the key."""
+        return self._encode_public(serialization.Encoding.DER)
+
+    def _encode_public(self, encoding: serialization.Encoding) -> bytes:
+        return self._key.public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def sign_by_ed25519(

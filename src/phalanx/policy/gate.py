@@ -98,6 +98,7 @@ class RoleGate(Closeable):
         self._key: PersonSigner | None = None
         self._projects: dict[Path, Project] = {}
         self._seen: set[tuple[Path, str, str]] = set()
+        self._computed: dict[tuple[str, Path], str] = {}
         try:
             for home in homes:
                 self._add_project(home)
@@ -105,9 +106,12 @@ class RoleGate(Closeable):
             self.close()
             raise
 
-    def note_read(self, kind: str, digest: str, where: Path, *, is_sealed: bool) -> None:
+    def note_read(self, kind: str, digest: str | Callable[[], str], where: Path, *, is_sealed: bool) -> None:
         """Write a read into the logs of all projects that govern it; the same one only once in a command."""
-        for project in self._projects_at(where):
+        projects = self._projects_at(where)
+        if not isinstance(digest, str):
+            digest = self._compute_digest(kind, digest, where) if projects else ""
+        for project in projects:
             if (project.home, kind, digest) in self._seen:
                 continue
             facts = {"what": kind, "digest": digest}
@@ -163,6 +167,12 @@ class RoleGate(Closeable):
             if not set(self._right.roles) & set(project.roles.roles_of(person)):
                 self._refuse(project, {"what": "command"}, f"needs the role {' or '.join(self._right.roles)}")
         return project
+
+    def _compute_digest(self, kind: str, digest: Callable[[], str], where: Path) -> str:
+        place = (kind, _absolute(where))
+        if place not in self._computed:
+            self._computed[place] = digest()
+        return self._computed[place]
 
     def _projects_at(self, where: Path) -> list[Project]:
         return [self._projects.get(home) or self._add_project(home) for home in find_projects((where,))]

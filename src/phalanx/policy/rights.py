@@ -61,6 +61,7 @@ COMMANDS: dict[str, Right] = {
     "publish": _RELEASERS,
     "reverify": ANYONE,
     "audit close": _MAKERS,
+    "audit stamp": _OWNERS,
     "forms": Right(("owner", "releaser", "auditor")),
     **dict.fromkeys(("align revise", "align choose", "align safety", "align feedback", "align values"), _MAKERS),
     **dict.fromkeys(("audit verify", "audit explain", "audit reads", "checkpoint verify"), _AUDITORS),

@@ -100,6 +100,10 @@ def verify(
     head: Annotated[
         list[Path] | None, typer.Option("--head", metavar="FILE", help="Head of the log that others have kept.")
     ] = None,
+    timestamp_authority: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Root certificates of time stamps that lie beside heads, as HEAD.tsr."),
+    ] = None,
 ) -> Answer:
     """Check what you were handed, offline and without torch; the same program is published as phalanx-verify.
 
@@ -114,14 +118,41 @@ def verify(
     try:
         heads = tuple(map(read_file, head or ()))
         report = verify_path(path, Expectations(owner, pem, signer, model, session, heads))
+        stamps = _check_stamps(report.kind, head or (), heads, timestamp_authority)
     except RefusedError as exc:
         raise VerificationError(str(exc)) from exc
     except UnreadableError as exc:
         raise InputError(str(exc)) from exc
     verdict = "holds, but something is missing" if report.doubts else "holds"
-    _print_findings({"verdict": f"{report.kind}: {verdict}", **report.rows}, report.remarks, report.doubts)
+    rows = {**report.rows, **{f"time stamp of {file}": text for file, text in stamps.items()}}
+    _print_findings({"verdict": f"{report.kind}: {verdict}", **rows}, report.remarks, report.doubts)
     facts = {"kind": report.kind, "remarks": report.remarks, "doubts": report.doubts, **report.facts}
+    facts |= {"time_stamps": stamps} if stamps else {}
     return Answer(facts, exit_code=MISSING if report.doubts else 0)
+
+
+def _check_stamps(
+    kind: str, files: "Sequence[Path]", heads: "Sequence[bytes]", authority: Path | None
+) -> dict[str, str]:
+    """Return what the time stamps beside heads say, which were found to be of this log.
+
+    Raises:
+        AuditLogError: One does not hold.
+        InputError: There is none where an authority is given, or `kind` has no log.
+    """
+    from phalanx.cli.files import read_file
+    from phalanx.errors import InputError
+    from phalanx.security.witness import STAMP_SUFFIX, TimestampAuthority
+
+    if authority is None:
+        return {}
+    if not files or not kind.endswith("of a run"):
+        raise InputError("--timestamp-authority: time stamps are of heads of a run's log; give --head")
+    trusted, stamps = TimestampAuthority(read_file(authority)), {}
+    for file, content in zip(files, heads, strict=True):
+        checked = trusted.check_timestamp(read_file(file.with_name(file.name + STAMP_SUFFIX)), content)
+        stamps[str(file)] = f"existed at {checked.time.isoformat()}, policy {checked.policy}"
+    return stamps
 
 
 def _print_findings(rows: "Mapping[str, Any]", remarks: "Sequence[str]", doubts: "Sequence[str]") -> None:

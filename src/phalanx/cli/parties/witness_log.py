@@ -11,7 +11,7 @@ from phalanx.cli.console import print_figures, print_line, print_warnings
 from phalanx.errors import AuditLogError, CertificateError
 
 if TYPE_CHECKING:
-    from phalanx.security.crypto import Peer
+    from phalanx.security.crypto import Identity
     from phalanx.security.witness import CheckpointSigner, HistoryCopy, SignedCheckpoint
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory, also of a run that is running.")]
@@ -45,7 +45,7 @@ def publish_log(
     from phalanx.security.witness import HistoryCopy, WitnessPolicy, publish_head
 
     rules, (owner, signer) = WitnessPolicy.from_file(policy), _open_signer(run_dir, origin)
-    history = HistoryCopy.from_events(run_dir / "events.jsonl", owner, None)
+    history = HistoryCopy.from_events(run_dir / "events.jsonl", owner.public, None)
     publication = publish_head(to, history, signer, rules, time.time)
     outcomes = {"/".join(report.names): report.outcome for report in publication.reports}
     figures = {"log": signer.name, "entries": len(history.entries)}
@@ -63,6 +63,10 @@ def prove_line(
     source: Annotated[str, typer.Option("--from", metavar="DIR_OR_URL", help="Where the log is published.")],
     line: Annotated[int, typer.Option(min=1, help="Number of the line in events.jsonl, from 1.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The proof, usually *.tlog-proof.")],
+    receipts: Annotated[
+        bool, typer.Option("--receipts", help="Also write receipts of RFC 9942 (COSE), FILE.es256 and FILE.ml-dsa-44.")
+    ] = False,
+    origin: Origin = None,
 ) -> Answer:
     """Write one line of the log with the proof that it is under the published head, to be checked offline."""
     from phalanx.security.witness import LineProof, read_checkpoint, read_history, replace_synced
@@ -72,9 +76,16 @@ def prove_line(
     with (run_dir / "events.jsonl").open("rb") as file:
         raw = next((text for number, text in enumerate(file, 1) if number == line), b"")
     proof = LineProof.from_history(history, signed, line - 1, raw.removesuffix(b"\n"))
-    replace_synced(out, proof.to_bytes())
+    written: dict[str, bytes] = {}
+    if receipts:
+        from phalanx.governance.receipts import make_receipts
+
+        owner, signer = _open_signer(run_dir, origin)
+        written = {f"{out}.{name}": receipt for name, receipt in make_receipts(proof, owner, signer).items()}
+    for file, content in {str(out): proof.to_bytes(), **written}.items():
+        replace_synced(Path(file), content)
     print_line(f"{out}: line {line} of {signed.checkpoint.head.size}")
-    return Answer({"file": out, "line": line, "entries": signed.checkpoint.head.size})
+    return Answer({"file": out, "receipts": list(written), "line": line, "entries": signed.checkpoint.head.size})
 
 
 def verify_line(
@@ -148,12 +159,14 @@ def mirror_log(
     return Answer({"copy": copy, "entries": len(history.entries), "files": num_files})
 
 
-def _open_signer(run_dir: Path, origin: str | None) -> "tuple[Peer, CheckpointSigner]":
+def open_owner(run_dir: Path) -> "tuple[Identity, Path]":
+    """Load the owner's identity of a run, and tell where its keys are.
+
+    Raises:
+        CertificateError: They are not on this machine.
+    """
     from phalanx.pipeline.config import OWNER
     from phalanx.security.crypto import load_identity
-    from phalanx.security.crypto.ml_dsa import ML_DSA_KEY, load_ml_dsa_key, make_ml_dsa_key
-    from phalanx.security.witness import log_signer
-    from phalanx.train.records.run_directory import run_name
 
     home = run_dir / "pki" / OWNER
     if not home.exists():
@@ -161,12 +174,20 @@ def _open_signer(run_dir: Path, origin: str | None) -> "tuple[Peer, CheckpointSi
 
         pki = load_run(run_dir / "config.toml").pki
         if pki is None:
-            raise CertificateError(f"{run_dir}: the owner's keys are not here; publish where the run was trained")
+            raise CertificateError(f"{run_dir}: the owner's keys are not here; do this where the run was trained")
         home = Path(pki) / OWNER
-    owner = load_identity(home)
+    return load_identity(home), home
+
+
+def _open_signer(run_dir: Path, origin: str | None) -> "tuple[Identity, CheckpointSigner]":
+    from phalanx.security.crypto.ml_dsa import ML_DSA_KEY, load_ml_dsa_key, make_ml_dsa_key
+    from phalanx.security.witness import log_signer
+    from phalanx.train.records.run_directory import run_name
+
+    owner, home = open_owner(run_dir)
     if load_ml_dsa_key(home / ML_DSA_KEY) is None:
         make_ml_dsa_key(home / ML_DSA_KEY)
-    return owner.public, log_signer(owner, origin or f"phalanx/{run_name(run_dir)}", home)
+    return owner, log_signer(owner, origin or f"phalanx/{run_name(run_dir)}", home)
 
 
 def _read_copy(place: str) -> "tuple[SignedCheckpoint, HistoryCopy | None]":

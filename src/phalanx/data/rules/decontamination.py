@@ -17,6 +17,7 @@ from phalanx.config import StrictModel
 from phalanx.data.rules.page import LONGEST_GRAM, Page
 from phalanx.data.rules.rule import Drop, Outcome, Quarantine, RuleReason, RuleSettings, Tag
 from phalanx.data.sources import Document
+from phalanx.data.sources.files import note_file_read
 from phalanx.errors import DataError
 
 _MAX_ITEM_SIZE = 1 << 20
@@ -140,6 +141,7 @@ def read_items(config: EvaluationSetConfig) -> Iterator[list[str]]:
     path = config.path
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     try:
+        note_file_read(path)
         with (
             gzip.open(path, "rt", encoding="utf-8")
             if path.name.endswith(".gz")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 from pydantic import PlainSerializer, WrapValidator
 
+from phalanx.access_gate import note_read
 from phalanx.data.sources.spans import FileSpan
 from phalanx.errors import DataError
 from phalanx.object_stores import client_errors, open_store, reason_of
@@ -138,6 +139,21 @@ def fingerprint_files(files: Sequence[SourceFile], options: str = "") -> str:
     return total.hexdigest()
 
 
+def note_file_read(path: Path) -> None:
+    """Write down, where roles govern the place, that a file of data is read; its digest is SHA-256 of its bytes.
+
+    Raises:
+        RoleError: Whoever reads has no role there.
+        OSError: It cannot be read.
+    """
+    note_read("file", lambda: _hash_file(path), path)
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a file; ``.gz`` is unpacked."""
     return b"".join(_read_blocks(path))
@@ -190,6 +206,7 @@ def _read_blocks(path: Path) -> Iterator[bytes]:
 
 
 def _open_path(path: Path) -> BinaryIO:
+    note_file_read(path)
     return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, ClassVar, TypeGuard
 
 from pydantic import Field, model_serializer
 
+from phalanx.access_gate import note_read
 from phalanx.config import canonical_json, printable_text
 from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, unreadable_error
 from phalanx.data.sources.listing import OF_ANOTHER_KIND, list_all
@@ -116,6 +117,10 @@ class RecordFiles(ABC):
         self._limits = config
         self._options = config.model_dump(mode="json", exclude={"path", "linked_roots"})
         self._files = list_all(config.path, suffixes, config.linked_roots)
+        read = [file for file in self._files if file.passed_over is None]
+        for place in [config.path, *config.linked_roots, *(file.path for file in read if file.linked_to)]:
+            if isinstance(place, Path):
+                note_read(f"{config.kind} files", lambda: fingerprint_files(read), place)
 
     @property
     def files(self) -> Sequence[SourceFile]:

@@ -5,7 +5,12 @@ from phalanx.security.audit.access import (
     PersonSigner as PersonSigner,
     read_access_log as read_access_log,
 )
-from phalanx.security.audit.head import HeadEntry as HeadEntry, KnownHead as KnownHead, read_head as read_head
+from phalanx.security.audit.head import (
+    HeadEntry as HeadEntry,
+    KnownHead as KnownHead,
+    read_head as read_head,
+    sign_head as sign_head,
+)
 from phalanx.security.audit.leaves import LEAVES_FILE as LEAVES_FILE, LeafBatch as LeafBatch, read_batch as read_batch
 from phalanx.security.audit.line import LogEntry as LogEntry, LogHead as LogHead
 from phalanx.security.audit.log import AuditLog as AuditLog

@@ -12,7 +12,7 @@ from phalanx.errors import RefusedEvidenceError, SignatureError
 from phalanx.security.crypto import Identity, Peer
 from phalanx.security.tee.appraisal import AppraisalResult
 from phalanx.security.tee.binding import Binding
-from phalanx.security.tee.formats.cbor import COSE_SIGN1, decode_cbor, encode_cbor
+from phalanx.security.tee.formats.cbor import decode_cbor, encode_cbor, tag_sign1
 from phalanx.security.tee.formats.cose import ALGORITHM, EDDSA, parse_sign1, to_be_signed
 from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
@@ -100,7 +100,7 @@ def issue_token(
         claims[_DEBUG_STATUS] = _DISABLED_SINCE_BOOT
     protected, payload = encode_cbor({ALGORITHM: EDDSA}), encode_cbor(claims)
     signature = verifier.sign_data(to_be_signed(protected, payload))
-    return bytes([0xC0 | COSE_SIGN1]) + encode_cbor([protected, {}, payload, signature])
+    return tag_sign1(encode_cbor([protected, {}, payload, signature]))
 
 
 def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -> Token:

@@ -28,3 +28,8 @@ from phalanx.security.witness.service import (
     make_witness as make_witness,
     witness_app as witness_app,
 )
+from phalanx.security.witness.timestamps import (
+    STAMP_SUFFIX as STAMP_SUFFIX,
+    Timestamp as Timestamp,
+    TimestampAuthority as TimestampAuthority,
+)

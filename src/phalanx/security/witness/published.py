@@ -162,7 +162,9 @@ def fetch_bytes(location: str, name: str, max_bytes: int) -> bytes:
     return data
 
 
-def exchange_bytes(method: str, url: str, body: bytes | None, max_bytes: int) -> tuple[int, bytes]:
+def exchange_bytes(
+    method: str, url: str, body: bytes | None, max_bytes: int, content_type: str | None = None
+) -> tuple[int, bytes]:
     """Send one request and return status and body, of which at most one byte more than allowed is read.
 
     Raises:
@@ -182,7 +184,8 @@ def exchange_bytes(method: str, url: str, body: bytes | None, max_bytes: int) ->
         timer.daemon = True
         timer.start()
         try:
-            connection.request(method, parts.path, body)
+            headers = {} if content_type is None else {"Content-Type": content_type}
+            connection.request(method, parts.path or "/", body, headers)
             answer = connection.getresponse()
             status, data = answer.status, answer.read(max_bytes + 1)
         finally:

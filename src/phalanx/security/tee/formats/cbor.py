@@ -13,7 +13,7 @@ _UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
 _CONSTANTS = {20: False, 21: True, 22: None}
 _INDEFINITE = 31
 _BREAK = object()
-COSE_SIGN1 = 18
+_SIGN1 = 18
 
 
 def decode_cbor(data: bytes, where: str) -> Any:
@@ -23,7 +23,7 @@ def decode_cbor(data: bytes, where: str) -> Any:
     read; floats, other tags, undefined and texts in chunks are refused.
     """
     reader = ByteReader(data, where, big_endian=True)
-    if data[:1] == bytes([_TAG << 5 | COSE_SIGN1]):
+    if data[:1] == tag_sign1(b""):
         reader.take_bytes(1)
     value = _read_item(reader, where, MAX_DEPTH)
     if value is _BREAK:
@@ -51,6 +51,11 @@ def encode_cbor(value: Any) -> bytes:
             return _write_head(_MAP, len(pairs)) + b"".join(key + pair_value for key, pair_value in pairs)
         case _:
             raise TypeError(f"CBOR: {type(value).__name__} has no encoding here")
+
+
+def tag_sign1(item: bytes) -> bytes:
+    """Return an encoded item with the tag of a COSE_Sign1 before it."""
+    return bytes([_TAG << 5 | _SIGN1]) + item
 
 
 def _read_item(reader: ByteReader, where: str, depth: int) -> Any:
