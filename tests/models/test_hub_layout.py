@@ -74,6 +74,9 @@ def exported(source, out, **options):
     )
     model, problems = kind.from_pretrained(out, local_files_only=True, output_loading_info=True)
     assert not any(problems.values()), problems
+    for value in model.parameters():
+        # what is mapped from a file may lie at any address, and products of it then round otherwise
+        value.data = value.data.clone()
     return model.eval()
 
 
