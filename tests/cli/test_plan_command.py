@@ -353,6 +353,32 @@ def test_reasons_that_differ_in_numbers_alone_are_one_cause() -> None:
     ]
 
 
+def test_where_nothing_fits_the_cause_that_lacks_least_memory_comes_first() -> None:
+    refused = [RefusedLayout(Layout(tp=size), f"tp={size} does not divide 12 heads") for size in (5, 7, 8)]
+    refused += [
+        RefusedLayout(Layout(dp=4), "needs 90 GiB a rank, 40 GiB are usable; most is optimizer, 60 GiB", 2.25),
+        RefusedLayout(Layout(pp=4), "needs 44 GiB a rank, 40 GiB are usable; most is optimizer, 20 GiB", 1.1),
+        RefusedLayout(Layout(pp=2), "needs 80 GiB a rank, 40 GiB are usable; most is activations, 70 GiB", 2.0),
+    ]
+
+    assert refusal_causes(refused, by_nearness=True) == [
+        "  2: 1.1 times the memory: needs 44 GiB a rank, 40 GiB are usable; most is optimizer, 20 GiB (pp=4 1f1b)",
+        "  1: 2 times the memory: needs 80 GiB a rank, 40 GiB are usable; most is activations, 70 GiB (pp=2 1f1b)",
+        "  3: tp=5 does not divide 12 heads (tp=5)",
+    ]
+    assert refusal_causes(refused)[0] == "  3: tp=5 does not divide 12 heads (tp=5)"
+
+
+def test_a_model_that_fits_nowhere_says_how_much_is_missing_at_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--sequences", "8", "--sequence-length", "1024"]
+
+    assert run_command(["plan", "--model", "gpt3-175b", "--cluster", "v100-nodes", "--gpus", "8", *size]) == 2
+
+    first, nearest, *_ = capsys.readouterr().err.splitlines()
+    assert "can be used:" in first
+    assert re.search(r"^  [\d,]+: \d[\d.]* times the memory: needs ", nearest)
+
+
 def test_causes_beyond_the_first_six_are_counted_together() -> None:
     refused = [RefusedLayout(Layout(tp=2), f"{word}: is wrong") for word in "abcdefghi"]
 

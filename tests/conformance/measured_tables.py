@@ -354,6 +354,33 @@ def private_steps(result: Result) -> Iterator[str]:
         yield line(f"`{row['clipping']}`", f"{row['cpu_s']:.2f}", either(row["over_none"], ".2f"))
 
 
+def collectives(result: Result) -> Iterator[str]:
+    ways = ("all_reduce", "all_reduce_ring", "all_reduce_halving_doubling", "all_reduce_direct", "gather_to_one")
+    by_way = {(row["ranks"], row["bytes"], row["op"]): row for row in result["rows"]}
+    for ranks, size in sorted({(ranks, size) for ranks, size, _ in by_way}):
+        timed = (by_way[ranks, size, way] for way in ways)
+        cells = [f"{1000 * row['seconds']:.2f} ({1000 * row['cpu_s']:.2f})" for row in timed]
+        yield line(str(ranks), f"{size:,}", *cells)
+
+
+def transports(result: Result) -> Iterator[str]:
+    base = next(row for row in result["rows"] if (row["defence"], row["lie"]) == ("none", "none"))
+    for row in result["rows"]:
+        found = (row["attacked_steps"], row["alarms"], row["honest_accused"], row["missed_steps"])
+        server = row["server_sent_bytes"]
+        yield line(
+            f"`{row['defence']}`",
+            row["lie"],
+            *map(str, found),
+            f"{row['sent_bytes'] / MIB:.1f}",
+            f"{row['sent_bytes'] / base['sent_bytes']:.2f}",
+            "-" if server is None else f"{server / MIB:.1f}",
+            f"{row['stages_cpu_s']:.1f}",
+            either(row["server_cpu_s"], ".1f"),
+            f"{row['duplicate_bytes'] / MIB:.1f}",
+        )
+
+
 TABLES = (
     *(Table(page, result, rows) for page, result, rows in (*serving_tables.ROWS, *edge_tables.ROWS)),
     Table("docs/data_sources.md", f"extraction{BUSY}", extraction),
@@ -382,4 +409,6 @@ TABLES = (
     Table("docs/leaks.md", f"leaks-smollm2-135m-quick{BUSY}", leaks),
     Table("docs/leaks.md", f"leaks-smollm2-135m-partial{BUSY}", leaks),
     Table("docs/federated.md", f"update-attacks{BUSY}", update_attacks),
+    Table("docs/left_out.md", f"collectives{BUSY}", collectives),
+    Table("docs/reproduction.md", f"paper-transports{BUSY}", transports),
 )

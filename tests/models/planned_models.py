@@ -29,6 +29,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "cohere2": {"logit_scale": 0.25, **_MIXED},
     "ernie4_5": {**_HEAD_DIM, "use_bias": True},
     "exaone4": _MIXED,
+    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
     "gemma": _HEAD_DIM,
     "gemma2": {**_HEAD_DIM, **_MIXED, "query_pre_attn_scalar": 8, "final_logit_softcapping": 0.5},
     "gemma3_text": {**_HEAD_DIM, **_MIXED, "query_pre_attn_scalar": 8},
@@ -36,11 +37,21 @@ _OWN: dict[str, dict[str, Any]] = {
     "granite": {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5},
     "helium": _HEAD_DIM,
     "mistral": {"sliding_window": WINDOW},
+    "mixtral": {**_HEAD_DIM, "sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
     "olmo": {"clip_qkv": 0.5},
     "olmo3": _MIXED,
+    "olmoe": {"clip_qkv": 0.5, "num_experts": 4, "num_experts_per_tok": 2},
     "phi": {"qk_layernorm": True},
     "phi3": {"sliding_window": WINDOW, "original_max_position_embeddings": 64},
     "qwen2": {"use_sliding_window": True, **_MIXED},
+    "qwen2_moe": {
+        "use_sliding_window": True,
+        **_MIXED,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "qwen3": {**_HEAD_DIM, "use_sliding_window": True, **_MIXED},
     "qwen3_moe": {
         **_HEAD_DIM,
@@ -61,7 +72,9 @@ PLANNED["gpt_neox"].pop("num_key_value_heads")
 
 NO_WINDOWS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
+    "mixtral": {"sliding_window": None},
     "phi3": {"sliding_window": None},
+    "qwen2_moe": {"use_sliding_window": False, "layer_types": None},
     "qwen2": {"use_sliding_window": False, "layer_types": None},
     "qwen3": {"use_sliding_window": False, "layer_types": None},
     "starcoder2": {"sliding_window": None},
@@ -72,6 +85,9 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "cohere": {"use_qk_norm": False, "attention_bias": True},
     "gemma2": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     "gemma3_text": {"final_logit_softcapping": 0.5, "attn_logit_softcapping": 3.0},
+    "flex_olmo": {"norm_topk_prob": True, "attention_bias": True},
+    "olmoe": {"norm_topk_prob": True, "clip_qkv": None},
+    "qwen2_moe": {"norm_topk_prob": True, "qkv_bias": False},
     "gpt_neox": {"use_parallel_residual": False, "attention_bias": False},
     "phi": {"qk_layernorm": False},
     "smollm3": {"use_sliding_window": False, "no_rope_layers": [1, 0, 0, 1]},
@@ -87,6 +103,10 @@ DROPOUTS: dict[str, dict[str, float]] = {
     "seed_oss": {"residual_dropout": 0.2, "attention_dropout": 0.2},
     "starcoder2": {"embedding_dropout": 0.2, "residual_dropout": 0.2, "attention_dropout": 0.2},
 }
+
+
+MIXTURES = sorted(name for name, facts in FAMILIES.items() if facts.experts is not None)
+"""The families in which a router chooses experts for each token."""
 
 
 def dropout_of(name: str) -> dict[str, float]:

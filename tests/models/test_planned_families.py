@@ -222,7 +222,7 @@ def test_tokens_that_see_later_ones_are_refused_in_layers_with_a_window(cache):
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "mixtral"}, "found 'mixtral', a mixture of experts, which stages do not carry"),
+        ({"model_type": "deepseek_v3"}, "found 'deepseek_v3', a mixture of experts, which stages do not carry"),
         ({"model_type": "apertus"}, "found 'apertus', which transformers can cut and no test here has held to"),
         ({"model_type": "stablelm"}, "found 'stablelm', for which transformers has no pipeline plan"),
         ({"model_type": "no_such"}, "found 'no_such'; expected one of arcee, bert, bloom"),
@@ -234,6 +234,9 @@ def test_tokens_that_see_later_ones_are_refused_in_layers_with_a_window(cache):
             PLANNED["qwen3"] | {"layer_types": ["full_attention", "chunked_attention"] * 2, "attention_chunk_size": 4},
             "layer_types: found 'chunked_attention'; stages carry full_attention and sliding_attention",
         ),
+        (PLANNED["mixtral"] | {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1: stages cannot carry it"),
+        (PLANNED["mixtral"] | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 of num_local_experts 4; lower it"),
+        (PLANNED["qwen2_moe"] | {"mlp_only_layers": [1]}, "carry blocks that all have experts; leave both out"),
         (PLANNED["qwen2"] | {"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide num_attention_heads 4"),
     ],
 )

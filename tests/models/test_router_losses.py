@@ -2,17 +2,19 @@
 
 import pytest
 import torch
-from planned_models import PLANNED
+from planned_models import MIXTURES, PLANNED
 from tiny_models import LAYERS, VOCAB, build_all, chain, named, some_ids
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from phalanx.errors import ModelError
-from phalanx.models import ModelConfig, open_model
+from phalanx.models import ModelConfig, ModelSource, open_model, parse_hub_config
+from phalanx.models.source import write_random_model
 from phalanx.planner.model.read import shape_of
 
 SHARE, WEIGHT = 0.5, 0.25
-MIXTURE = PLANNED["qwen3_moe"] | {"output_router_logits": True, "router_aux_loss_coef": WEIGHT}
+ASKED = {"output_router_logits": True, "router_aux_loss_coef": WEIGHT}
+MIXTURE = PLANNED["qwen3_moe"] | ASKED
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +37,18 @@ def whole_gradients(source, ids, share):
     return found.logits, {name: p.grad for name, p in model.named_parameters()}, model.loss_function
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
-def test_gradients_with_the_losses_of_all_routers_are_the_whole_models(cache, num_stages, recompute):
-    source, ids = source_of(cache), some_ids()
+def mixture_of(name, cache):
+    hub_config = parse_hub_config(PLANNED[name] | ASKED, name)
+    return ModelSource(write_random_model(hub_config, 3, cache, None))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_stages", "recompute"),
+    [("qwen3_moe", count, recompute) for count in range(1, LAYERS + 1) for recompute in (False, True)]
+    + [(name, 3, False) for name in MIXTURES if name != "qwen3_moe"],
+)
+def test_gradients_with_the_losses_of_all_routers_are_the_whole_models(cache, name, num_stages, recompute):
+    source, ids = mixture_of(name, cache), some_ids()
     logits, expected, loss = whole_gradients(source, ids, SHARE)
     stages = build_all(source, num_stages, recompute=recompute)
     for stage in stages:
@@ -68,8 +78,9 @@ def test_a_config_that_asks_for_no_router_loss_gets_none(cache):
     assert all(torch.equal(parameter.grad, expected[name]) for name, parameter in named(stages).items())
 
 
-def test_all_experts_are_counted(cache):
-    source = source_of(cache)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_all_experts_are_counted(cache, name):
+    source = mixture_of(name, cache)
     whole = build_all(source, 1)[0]
 
     assert shape_of(source.hub_config_dict).num_parameters == sum(p.numel() for p in whole.parameters())

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from phalanx.errors import ConfigError, InputError
 from phalanx.planner import Layout, describe_refusal
 from phalanx.planner.cluster.catalog import known_clusters, known_models
-from phalanx.planner.cluster.hardware import GIB, Citation, Cluster, Failures, HourlyPrice, Pool
+from phalanx.planner.cluster.hardware import GIB, Citation, Cluster, Failures, HourlyPrice, Pool, ProjectCosts
 from phalanx.planner.cost.estimate import Estimate, estimate_layout
 from phalanx.planner.cost.mixed import StageDevices, estimate_mixed, place_pipeline
 from phalanx.planner.guard.finding import Verification
@@ -135,6 +136,29 @@ def test_days_energy_and_cost_follow_from_tokens_power_and_price(tiny: ModelShap
     assert found.totals.device_hours == pytest.approx(8 * hours)
     assert found.totals.energy_kwh == pytest.approx(8 * hours * 0.1 * 1.5)
     assert found.totals.cost_usd == pytest.approx((8 * hours, 16 * hours))
+
+
+def test_failed_runs_and_people_are_paid_beside_the_devices(tiny: ModelShape, cluster: Cluster) -> None:
+    source = Citation(title="a quote", url="https://example.org", date="2026-01")
+    priced = cluster.devices["d"].model_copy(update={"price": HourlyPrice(low=1.0, high=2.0, source=source)})
+    costs = ProjectCosts(failed_runs=0.5, people=4.0, person_usd_per_year=365.25)
+    there = cluster.model_copy(update={"devices": {"d": priced}, "costs": costs})
+    recipe = Recipe(32, 64, microbatches=4)
+
+    row = estimate_layout(tiny, Layout(dp=8), recipe, there, tokens=1e9).estimate_row()
+    without = estimate_layout(tiny, Layout(dp=8), recipe, there.model_copy(update={"costs": None}), tokens=1e9)
+
+    # four people at a dollar a day, while the run and half of another one last
+    assert row["people_usd"] == pytest.approx(4 * 1.5 * row["days"])
+    assert row["project_usd_low"] == pytest.approx(1.5 * row["cost_usd_low"] + row["people_usd"])
+    assert row["project_usd_high"] == pytest.approx(1.5 * row["cost_usd_high"] + row["people_usd"])
+    assert (row["days"], row["cost_usd_low"]) == tuple(without.estimate_row()[key] for key in ("days", "cost_usd_low"))
+    assert without.estimate_row()["people_usd"] is without.estimate_row()["project_usd_low"] is None
+
+
+def test_people_without_pay_are_refused() -> None:
+    with pytest.raises(ValidationError, match="people and person_usd_per_year: found one without the other"):
+        ProjectCosts(people=3.0)
 
 
 def test_what_is_not_known_is_null(tiny: ModelShape, cluster: Cluster, recipe: Recipe) -> None:

@@ -1,9 +1,12 @@
 """Figures that are often quoted, each from its source: the planner must give them, on the hardware they are of."""
 
+from dataclasses import replace
+
 import pytest
 
 from phalanx.planner import Layout
-from phalanx.planner.cluster.catalog import known_devices, known_models
+from phalanx.planner.cluster.catalog import known_clusters, known_devices, known_models
+from phalanx.planner.cost.estimate import estimate_layout, usable_bytes
 from phalanx.planner.cost.memory import RankMemory, checkpoint_bytes, memory_of
 from phalanx.planner.model.compute import BACKWARD, DAY_S, FORWARD, HOUR_S, flops_utilization, model_flops
 from phalanx.planner.model.recipe import Recipe
@@ -72,6 +75,40 @@ def test_palm_took_57_days_where_the_formula_says_37_so_its_goodput_was_two_thir
     assert formula == pytest.approx(37, abs=0.6)
     assert formula / reported == pytest.approx(0.66, abs=0.005)
     assert training_days(flops, 6144, 0.462 * TPU_PEAK, goodput=0.66) == pytest.approx(reported, rel=0.01)
+
+
+def test_palm_540b_is_planned_on_its_two_pods_as_it_was_trained() -> None:
+    """Chowdhery et al. 2022, sections 4 and 5: 12-way model and 256-way sharded data parallel in each of two pods."""
+    recipe = Recipe(2048, 2048, precision="bf16", microbatches=2, checkpointing="full", sequence_parallel=True)
+    cluster, shape = known_clusters()["palm-pods"], known_models()["palm-540b-tp12"]
+    layout = Layout(dp=512, tp=12, zero=3, replicas=2)
+
+    planned = estimate_layout(shape, layout, recipe, cluster, tokens=780 * BILLION)
+    one_group = estimate_layout(shape, replace(layout, replicas=1), recipe, cluster, tokens=780 * BILLION)
+
+    assert known_models()["palm-540b"].num_parameters == pytest.approx(540.35 * BILLION, rel=1e-4)
+    assert planned.memory.total_bytes < usable_bytes(cluster)
+    assert planned.totals is not None
+    # half of the peak is an assumption; 57 days were reported with downtime, 37 follow from the reported MFU
+    assert 37 < planned.totals.days < 57
+    assert planned.mfu == pytest.approx(0.462, rel=0.3)
+    # gathering parameters between pods is what nobody would do
+    assert one_group.totals is not None
+    assert one_group.totals.days > 10 * planned.totals.days
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [("mixtral-8x7b", 46.7, 12.9), ("mixtral-8x22b", 140.6, 39.1), ("gpt4-like", 1800, 280)],
+)
+def test_a_mixture_holds_all_experts_and_computes_with_those_asked(name: str, total: float, active: float) -> None:
+    """Jiang et al. 2024 and the model card of 8x22B; of GPT-4 press reports of 2023 alone, met within a tenth."""
+    shape = known_models()[name]
+    computed = shape.layers * (shape.layer_matrix + shape.layer_whole) + shape.embedding
+
+    rel = 0.1 if name == "gpt4-like" else 0.02
+    assert shape.num_parameters / BILLION == pytest.approx(total, rel=rel)
+    assert computed / BILLION == pytest.approx(active, rel=rel)
 
 
 def test_a_checkpoint_of_175_billion_parameters_is_350_gb_of_weights_alone() -> None:

@@ -229,11 +229,12 @@ class OtherClass(RolloutWriter):
 TIES = {"prompt": [(1, 4)], "two tokens": [(0, 2), (2, 6)], "one token": [(0, 7), (2, 7)]}
 
 
-@pytest.fixture(scope="module", params=TIES)
+@pytest.fixture(scope="module", params=[*(("qwen3_moe", ties) for ties in TIES), ("mixtral", "two tokens")])
 def undecided(request):
     """A policy with near ties, what a writer of another class has of it, and a request that meets them."""
-    plain = policy_of(PLANNED["qwen3_moe"] | {"num_experts": 8})
-    places = TIES[request.param]
+    name, ties = request.param
+    plain = policy_of(PLANNED[name] | {"num_local_experts" if name == "mixtral" else "num_experts": 8})
+    places = TIES[ties]
     asked = request_to(plain, (10, 9, 8))
     policy, nudges = tied(plain, asked.prompts[0].ids, places)
     return policy, nudges, asked.model_copy(update={"policy": policy.full_digest})

@@ -126,9 +126,8 @@ def write_model(
     if tokenizer is not None and tokenizer.end_of_turn is not None:
         _end_answers(target / GENERATION, tokenizer.end_of_turn, config.get("eos_token_id"))
     _write_json(target / "config.json", config)
-    names = source.family.stored_names
     tensors = {
-        names.get(piece, piece): part.contiguous()
+        source.family.hub_name(piece): part.contiguous()
         for name, tensor in weights.items()
         for piece, part in split_experts(source.family, name, tensor)
     }

@@ -66,6 +66,8 @@ def _layout_row(row: dict[str, Any]) -> dict[str, Any]:
     cells = {"layout": row["layout"], "m": row["microbatches"], "again": row["checkpointing"]}
     figures = {"memory_gib": "GiB", "step_s": "step s", "tokens_per_s": "tokens/s", "mfu": "MFU", "days": "days"}
     figures |= {"cost_usd_low": "USD from"}
+    if row["project_usd_low"] is not None:
+        figures |= {"project_usd_low": "project USD from"}
     if row["days"] is not None and row["days"] < 1:
         row, figures = {**row, "hours": 24 * row["days"]}, {**figures, "hours": "hours"}
         del figures["days"]

@@ -18,7 +18,7 @@ from phalanx.models.family import Family
 from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
 from phalanx.models.written.bert import Bert
-from phalanx.models.written.decoders import Bloom, Gpt2, Llama, Qwen3Moe
+from phalanx.models.written.decoders import Bloom, Gpt2, Llama
 from phalanx.models.written.falcon import Falcon
 from phalanx.models.written.modernbert import ModernBert
 from phalanx.models.written.opt import Opt
@@ -28,7 +28,7 @@ from phalanx.planner.model.families import FamilyFacts
 from phalanx.planner.model.families.planned import PlannedFamily
 from phalanx.planner.model.shape import VALUE_HEAD, HeadKind, head_kind
 
-_WRITTEN = (Bert(), Bloom(), Falcon(), Gpt2(), Llama(), ModernBert(), Opt(), Qwen3Moe(), T5())
+_WRITTEN = (Bert(), Bloom(), Falcon(), Gpt2(), Llama(), ModernBert(), Opt(), T5())
 FAMILIES: dict[str, Family] = {
     model_type: FamilyByPlan(model_type) for model_type, facts in FACTS.items() if facts.slicing is not None
 } | {family.model_type: family for family in _WRITTEN}

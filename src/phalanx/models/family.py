@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -204,7 +203,6 @@ class Family(ABC):
         head: Dotted name of the layer that gives a number for each token of the vocabulary, the weight of which a tied
             head shares.
         scoring: Modules beside the trunk that the last stage alone has; one behind the other they give logits.
-        stored_names: Names in the hub's files of tensors that transformers' modules call otherwise.
         other_embeddings: Further names under which files may hold the embedding.
     """
 
@@ -217,7 +215,6 @@ class Family(ABC):
     fan_in_fan_out: bool = False
     old_keys: tuple[str, ...] = ()
     attention_kinds: frozenset[AttentionKind] = ALL_KINDS
-    stored_names: Mapping[str, str] = MappingProxyType({})
     other_embeddings: tuple[str, ...] = ()
     head: str = HEAD
     scoring: tuple[str, ...] = (HEAD,)
@@ -226,6 +223,10 @@ class Family(ABC):
     def head_weight(self) -> str:
         """Full name of the weight of the head."""
         return f"{self.head}.weight"
+
+    def hub_name(self, name: str) -> str:
+        """Return what the hub's files call a tensor of transformers' modules."""
+        return name
 
     def expert_pieces(self, name: str) -> tuple[str, ...]:
         """Return the names, with ``{}`` for the expert, of the pieces in which the hub's files hold a tensor.

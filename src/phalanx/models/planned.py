@@ -1,7 +1,6 @@
 """Families that are cut as transformers' own pipeline plan says; `phalanx.planner` has a line for each."""
 
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,9 +10,23 @@ from transformers import CONFIG_MAPPING
 from phalanx.errors import ModelError
 from phalanx.models.config_keys import OLD_KEYS
 from phalanx.models.family import CAUSAL, AttentionPattern, Family, attention_mask
-from phalanx.planner.model.families import FAMILIES, SlicingRule
+from phalanx.models.routing import RouterBalance
+from phalanx.planner.model.families import FAMILIES, ExpertsRule, SlicingRule
 
+ROUTER = "mlp.gate"
+"""The module of a block that gives logits of experts, their scores, and which are asked."""
+_MLP = ".mlp."
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _experts_objection(hub_config: Any, rule: ExpertsRule) -> str | None:
+    """Refuse blocks without experts among others, and more experts asked than there are."""
+    if getattr(hub_config, "mlp_only_layers", None) or getattr(hub_config, "decoder_sparse_step", 1) != 1:
+        return "mlp_only_layers or decoder_sparse_step: stages carry blocks that all have experts; leave both out"
+    count, asked = getattr(hub_config, rule.count[0]), hub_config.num_experts_per_tok
+    if not 1 <= asked <= count:
+        return f"num_experts_per_tok {asked} of {rule.count[0]} {count}; lower it"
+    return None
 
 
 class FamilyByPlan(Family):
@@ -26,16 +39,15 @@ class FamilyByPlan(Family):
         model_type: The hub's name of a family that has such a line.
     """
 
-    # what hub files of these families may hold beside the fields of the config class
-    old_keys: tuple[str, ...] = OLD_KEYS
-
     def __init__(self, model_type: str) -> None:
         facts = FAMILIES[model_type]
         self.model_type = model_type
         self._slicing = facts.slicing or SlicingRule()
         self.prefix = self.trunk = self._slicing.trunk
         self.past_key = self._slicing.past_key
-        self.stored_names = MappingProxyType(dict(self._slicing.stored_names))
+        self._experts = facts.experts
+        self._stored_names = dict(self._slicing.stored_names)
+        self.old_keys = (*OLD_KEYS, *self._slicing.further_keys)
         self.attention_inputs = tuple(name for name, feed, _ in facts.matrices if feed == "first")
         self.feed_forward_inputs = tuple(name for name, feed, _ in facts.matrices if feed == "second")
 
@@ -71,7 +83,29 @@ class FamilyByPlan(Family):
         heads, shared = hub_config.num_attention_heads, getattr(hub_config, "num_key_value_heads", None)
         if shared is not None and (shared < 1 or heads % shared):
             return f"num_key_value_heads {shared} does not divide num_attention_heads {heads}; change one"
-        return None
+        return None if self._experts is None else _experts_objection(hub_config, self._experts)
+
+    def hub_name(self, name: str) -> str:
+        if self._experts is not None:
+            name = name.replace(_MLP, f".{self._experts.block}.")
+        return self._stored_names.get(name, name)
+
+    def expert_pieces(self, name: str) -> tuple[str, ...]:
+        """Name the matrices of single experts, which the hub's files have and transformers' modules join."""
+        layer, _, matrix = name.rpartition(f"{_MLP}experts.")
+        if self._experts is None or not layer:
+            return ()
+        gate, up, down = self._experts.pieces
+        pieces = {"gate_up_proj": (gate, up), "down_proj": (down,)}.get(matrix, ())
+        return tuple(f"{layer}.{self._experts.block}.experts.{{}}.{piece}.weight" for piece in pieces)
+
+    def router_balance(self, hub_config: Any, share: float) -> RouterBalance | None:
+        """Weigh the loss as transformers does, where the config asks for it by ``output_router_logits``."""
+        if self._experts is None or not (hub_config.output_router_logits and share):
+            return None
+        weight = hub_config.router_aux_loss_coef * share / hub_config.num_hidden_layers
+        count = getattr(hub_config, self._experts.count[0])
+        return RouterBalance(ROUTER, count, hub_config.num_experts_per_tok, weight)
 
     def restore_buffers(self, trunk: Any, hub_config: Any) -> None:
         """Recompute rotary frequencies, on the CPU as transformers does, and the factor of scaled embeddings.
@@ -162,6 +196,8 @@ class FamilyByPlan(Family):
     @cached_property
     def _pipeline_plan(self) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
         """Parts before the blocks, the list of blocks, and parts behind them."""
+        if self._slicing.plan is not None:
+            return self._slicing.plan
         plan = getattr(CONFIG_MAPPING[self.model_type], "base_model_pp_plan", None) or {}
         names = list(plan)
         blocks = [name for name in names if "attention_mask" in plan[name][0]]

@@ -109,7 +109,7 @@ class WeightFiles:
 
     def _possible_names(self, name: str) -> tuple[str, ...]:
         """List the names that files of the family may have for a tensor."""
-        hub_name = self._family.stored_names.get(name, name)
+        hub_name = self._family.hub_name(name)
         return name, name.removeprefix(f"{self._family.prefix}."), hub_name, _older_name(name)
 
     def _locate_tensor(self, name: str) -> tuple[str, Path]:

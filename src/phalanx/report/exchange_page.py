@@ -23,6 +23,7 @@ from phalanx.report.tables import make_table
 _SUMS: Mapping[str, tuple[str, int, Shape]] = {
     "all_reduce": ("all-reduce on a ring", 0, "dot"),
     "all_reduce_halving_doubling": ("by halving and doubling", 2, "square"),
+    "all_reduce_ring": ("on a ring of sends", 3, "diamond"),
     "gather_to_one": ("gather to one rank", 5, "triangle"),
 }
 _PICTURES = 2

@@ -105,6 +105,9 @@ def _total_tiles(best: Estimate) -> list[tuple[str, str, str]]:
                 f"{format_count(totals.device_hours)} device-hours, quoted prices",
             )
         )
+    if totals.project_usd is not None:
+        people = f"failed runs, and {format_amount(totals.people_usd or 0.0)} dollars of people"
+        tiles.append(("Project", _format_dollars(totals.project_usd), people))
     return tiles
 
 

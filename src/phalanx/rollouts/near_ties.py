@@ -74,7 +74,9 @@ class RouterWatch:
             for out, instead in self._choices[number, begin + token]:
                 experts[token][experts[token] == out] = instead
             shares = logits[token].float().softmax(-1)[experts[token]]
-            scores[token] = (shares / shares.sum() if router.norm_topk_prob else shares).to(scores.dtype)
+            # a router of Mixtral always divides, and so has no word for it
+            divides = getattr(router, "norm_topk_prob", True)
+            scores[token] = (shares / shares.sum() if divides else shares).to(scores.dtype)
         chosen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, experts, value=True)
         least = logits.masked_fill(~chosen, torch.inf).amin(dim=-1)
         best = logits.masked_fill(chosen, -torch.inf).amax(dim=-1)

@@ -8,12 +8,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from phalanx.config import canonical_json
 from phalanx.errors import ModelError
 from phalanx.models import parse_hub_config, weights_digest
 from phalanx.models.families import TRANSFORMERS_REFUSALS, family_of, hub_config_dict
+from phalanx.models.planned import ROUTER
 from phalanx.models.quiet import quiet_transformers
 from phalanx.security.crypto import digest_hex
 
@@ -123,12 +123,14 @@ class PolicyModel:
     @cached_property
     def expert_routers(self) -> tuple[nn.Module, ...]:
         """The modules that choose experts, in the order in which they are run."""
-        return tuple(module for module in self._model.modules() if isinstance(module, Qwen3MoeTopKRouter))
+        if not self.is_routed:
+            return ()
+        return tuple(module for name, module in self._model.named_modules() if name.endswith(f".{ROUTER}"))
 
     @cached_property
     def is_routed(self) -> bool:
         """Whether tokens ask experts: another rounding may choose others."""
-        return family_of(self._model.config.model_type, "policy").facts.routed
+        return family_of(self._model.config.model_type, "policy").facts.experts is not None
 
     def reads_alike(self, prompt: int, tokens: int) -> bool:
         """Tell whether one pass over a text computes the same as a cache, up to rounding.

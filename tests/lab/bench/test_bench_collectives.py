@@ -13,6 +13,7 @@ from phalanx.lab.bench.parallel.ranks import RankForkServer
 OPERATIONS = (
     "all_reduce",
     "all_reduce_halving_doubling",
+    "all_reduce_ring",
     "all_reduce_direct",
     "gather_to_one",
     "reduce_scatter",
@@ -63,7 +64,7 @@ def test_every_operation_is_timed_at_every_size(host):
 
 
 def test_the_bound_is_beside_what_sums_and_nothing_else(result):
-    sums = {"all_reduce", "all_reduce_halving_doubling", "all_reduce_direct", "gather_to_one"}
+    sums = {"all_reduce", "all_reduce_halving_doubling", "all_reduce_ring", "all_reduce_direct", "gather_to_one"}
 
     assert {row["op"] for row in result["rows"] if row["bound_s"] is not None} == sums
     for row in result["rows"]:

@@ -87,6 +87,22 @@ class Failures(StrictModel):
     """From a failure until work goes on."""
 
 
+class ProjectCosts(StrictModel):
+    """What a training costs beside its own device hours; nobody knows these figures but who pays them."""
+
+    failed_runs: float = Field(default=0.0, ge=0)
+    """Device hours of runs that are thrown away, over those of the run that is kept."""
+    people: float = Field(default=0.0, ge=0)
+    """People who work on the training while it runs, failed runs included."""
+    person_usd_per_year: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _check_people(self) -> Self:
+        if bool(self.people) != bool(self.person_usd_per_year):
+            raise ValueError("people and person_usd_per_year: found one without the other; give both or neither")
+        return self
+
+
 class Cluster(StrictModel):
     """The cluster that a plan is made for.
 
@@ -118,6 +134,7 @@ class Cluster(StrictModel):
         host_gb_per_s: Bandwidth between a device and its host's memory, for offloading.
         power_overhead: Energy of the whole site over that of the devices.
         failures: Left out where they are not known: goodput is then null.
+        costs: Failed runs and people, for the cost of the whole project; left out, it is null.
         devices: Kinds of devices that are not shipped.
     """
 
@@ -145,6 +162,7 @@ class Cluster(StrictModel):
     host_gb_per_s: float | None = Field(default=None, gt=0)
     power_overhead: float = Field(default=1.0, ge=1)
     failures: Failures | None = None
+    costs: ProjectCosts | None = None
     devices: dict[str, Device] = Field(default_factory=dict)
     sources: tuple[Citation, ...] = ()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from phalanx.errors import ConfigError
 from phalanx.planner.cluster.catalog import device_of, link_of
-from phalanx.planner.cluster.hardware import GIB, Cluster, Device
+from phalanx.planner.cluster.hardware import GIB, Cluster, Device, ProjectCosts
 from phalanx.planner.cluster.machine import Machine
 from phalanx.planner.cost.exchanging import Traffic, count_traffic
 from phalanx.planner.cost.memory import RankMemory, worst_rank
@@ -49,6 +49,7 @@ def goodput_share(interval_s: float, save_s: float, restart_s: float, mtbf_s: fl
 
 
 GIGA = 1e9
+DAYS_A_YEAR = 365.25
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class TrainingTotals:
         device_hours: Hours summed over all devices.
         energy_kwh: At the power that makers state, with the site's overhead; an upper bound.
         cost_usd: At the lowest and at the highest quoted price.
+        people_usd: Pay of people while this run and the failed ones last.
+        project_usd: Devices of this run and of failed ones, and people; at the lowest and at the highest quoted price.
     """
 
     tokens: float
@@ -69,6 +72,8 @@ class TrainingTotals:
     device_hours: float
     energy_kwh: float | None
     cost_usd: tuple[float, float] | None
+    people_usd: float | None = None
+    project_usd: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,9 @@ class Estimate:
             "energy_kwh": totals.energy_kwh if totals else None,
             "cost_usd_low": totals.cost_usd[0] if totals and totals.cost_usd else None,
             "cost_usd_high": totals.cost_usd[1] if totals and totals.cost_usd else None,
+            "people_usd": totals.people_usd if totals else None,
+            "project_usd_low": totals.project_usd[0] if totals and totals.project_usd else None,
+            "project_usd_high": totals.project_usd[1] if totals and totals.project_usd else None,
             "layers": list(self.layers) if self.layers else None,
             "devices": list(self.devices) if self.devices else None,
         }
@@ -250,4 +258,13 @@ def totals_of(tokens: float, tokens_per_s: float, cluster: Cluster, used: list[t
             sum(price.low * count for price, count in prices) * hours,
             sum(price.high * count for price, count in prices) * hours,
         )
-    return TrainingTotals(tokens, share, seconds / DAY_S, hours * number, energy, cost)
+    totals = TrainingTotals(tokens, share, seconds / DAY_S, hours * number, energy, cost)
+    return totals if cluster.costs is None else _with_project(totals, cluster.costs)
+
+
+def _with_project(totals: TrainingTotals, costs: ProjectCosts) -> TrainingTotals:
+    """Add failed runs, whose devices are paid too, and people, who are paid while any of them runs."""
+    runs = 1 + costs.failed_runs
+    people = costs.people * costs.person_usd_per_year * totals.days * runs / DAYS_A_YEAR
+    project = totals.cost_usd and (totals.cost_usd[0] * runs + people, totals.cost_usd[1] * runs + people)
+    return replace(totals, people_usd=people, project_usd=project)

@@ -1,5 +1,6 @@
 """The planner's answer to a question, also as JSON."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -51,7 +52,7 @@ class PlanAnswer:
             raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}").with_facts(code="PHX-C020")
         raise ConfigError(
             f"plan: none of {len(reasons):,} layouts of {_any_of(question.counts)} devices can be used:\n"
-            + ("\n".join(refusal_causes(self.ranking.refused)) or "  there are no devices")
+            + ("\n".join(refusal_causes(self.ranking.refused, by_nearness=True)) or "  there are no devices")
         ).with_facts(code="PHX-C020")
 
     def best_pipeline(self) -> tuple[Estimate, Timeline] | None:
@@ -118,18 +119,36 @@ def answer_question(question: Question) -> PlanAnswer:
     return PlanAnswer(question, merge_rankings(rankings, question.by))
 
 
-def refusal_causes(refused: Sequence[RefusedLayout]) -> list[str]:
-    """Return a line for each cause, the most frequent first: how many layouts it rules out, and one of them.
+def refusal_causes(refused: Sequence[RefusedLayout], *, by_nearness: bool = False) -> list[str]:
+    """Return a line for each cause: how many layouts it rules out, and the one of them that is nearest to fit.
 
     Reasons that differ in their numbers alone have one cause.
+
+    Args:
+        by_nearness: Begin with the causes that lack least memory, and go on with those that are no matter of memory;
+            else the most frequent cause comes first.
     """
     groups: dict[str, list[RefusedLayout]] = {}
     for layout in refused:
         groups.setdefault(_NUMBER.sub("N", layout.reason), []).append(layout)
-    ordered = sorted(groups.values(), key=len, reverse=True)
-    lines = [f"  {len(group):,}: {group[0].reason} ({group[0].layout})" for group in ordered[:_SHOWN_CAUSES]]
-    num_others = sum(map(len, ordered[_SHOWN_CAUSES:]))
+    nearest = {cause: min(group, key=_missing_share) for cause, group in groups.items()}
+    ordered = sorted(groups, key=lambda cause: len(groups[cause]), reverse=True)
+    if by_nearness:
+        ordered.sort(key=lambda cause: _missing_share(nearest[cause]))
+    lines = [
+        f"  {len(groups[cause]):,}: {_describe_missing(shown)}{shown.reason} ({shown.layout})"
+        for cause, shown in ((cause, nearest[cause]) for cause in ordered[:_SHOWN_CAUSES])
+    ]
+    num_others = sum(len(groups[cause]) for cause in ordered[_SHOWN_CAUSES:])
     return [*lines, f"  {num_others:,}: other causes"] if num_others else lines
+
+
+def _missing_share(refused: RefusedLayout) -> float:
+    return math.inf if refused.excess is None else refused.excess
+
+
+def _describe_missing(refused: RefusedLayout) -> str:
+    return "" if refused.excess is None else f"{refused.excess:.3g} times the memory: "
 
 
 def _any_of(counts: tuple[int, ...]) -> str:
@@ -149,6 +168,7 @@ def list_assumptions(cluster: Cluster) -> dict[str, Any]:
         "usable_memory": cluster.usable_memory,
         "microbatch_s": cluster.microbatch_s,
         "power_overhead": cluster.power_overhead,
+        "costs": None if cluster.costs is None else cluster.costs.model_dump(),
         "failures": None if cluster.failures is None else cluster.failures.model_dump(),
         "links": links,
         "devices": {name: device.model_dump(mode="json") for name, device in devices.items()},

@@ -32,10 +32,15 @@ _CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class RefusedLayout:
-    """A layout that cannot be used, and why."""
+    """A layout that cannot be used, and why.
+
+    Attributes:
+        excess: Memory that it needs over what there is, where that is the reason; None for any other.
+    """
 
     layout: Layout
     reason: str
+    excess: float | None = None
 
 
 @dataclass(frozen=True)
@@ -171,8 +176,9 @@ def _best_recipe(
             smallest = memory if smallest is None or memory.total_bytes < smallest.total_bytes else smallest
     if best is not None:
         return best
-    too_large = None if smallest is None else describe_excess(smallest, limit)
-    return RefusedLayout(layout, too_large or reason or "no number of microbatches divides the batch")
+    if smallest is not None and (too_large := describe_excess(smallest, limit)) is not None:
+        return RefusedLayout(layout, too_large, smallest.total_bytes / limit)
+    return RefusedLayout(layout, reason or "no number of microbatches divides the batch")
 
 
 def _recipe_variants(layout: Layout, recipe: Recipe) -> Iterator[tuple[Recipe, ...]]:

@@ -44,7 +44,7 @@ class StageBlocks:
 
     def __init__(self, stage: StageModule) -> None:
         facts = stage.family.facts
-        if facts.routed:
+        if facts.experts is not None:
             raise ModelError(
                 f"{stage.family.model_type}: routers choose experts, and rounding can change their choice; serve it in "
                 "one process"

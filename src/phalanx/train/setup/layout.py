@@ -45,7 +45,7 @@ def check_private_model(run: StagedRun, source: ModelSource) -> None:
             "last stage, each would clip a part of its gradient, and a row could exceed its bound; train an "
             'adapter (model.adapter.kind = "lora"), or set tie_word_embeddings = false'
         )
-    if FAMILIES[kind].facts.routed:
+    if FAMILIES[kind].facts.experts is not None:
         raise ConfigError(
             f"[privacy] excludes experts in stages: {kind} balances them over the present rows, so a row would "
             "change the contribution of others; use a model without experts, or [parallel]"
@@ -108,7 +108,7 @@ def make_plan(run: StagedRun, source: ModelSource) -> StepPlan:
     Raises:
         ConfigError: Run file and model do not fit.
     """
-    if FAMILIES[source.hub_config.model_type].facts.routed and run.guard.classes == "mixed":
+    if FAMILIES[source.hub_config.model_type].facts.experts is not None and run.guard.classes == "mixed":
         raise ConfigError(
             f'guard.classes = "mixed": {source.hub_config.model_type} has experts, and another rounding may choose '
             'other experts, which looks like a lie; set guard.classes = "one"'
@@ -216,7 +216,7 @@ def _check_exact(run: StagedRun, source: ModelSource) -> None:
             run.pipeline.layout is not None or bool(run.pipeline.layouts)
         ),
         f"model_type {source.hub_config.model_type}: products of experts have no law; take a model without experts": (
-            FAMILIES[source.hub_config.model_type].facts.routed
+            FAMILIES[source.hub_config.model_type].facts.experts is not None
         ),
         "model.adapter.quantize: unpacking of nf4 has no law; remove it": run.model.base_quantization is not None,
         "model.adapter: norms of DoRA's and choices of spf's first values have no law; use plain lora": (

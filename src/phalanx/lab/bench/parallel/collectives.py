@@ -18,6 +18,7 @@ _RANKS = (2, 4, 8)
 _OPERATIONS = (
     "all_reduce",
     "all_reduce_halving_doubling",
+    "all_reduce_ring",
     "all_reduce_direct",
     "gather_to_one",
     "reduce_scatter",

@@ -3,6 +3,7 @@
 from phalanx.planner.model.families.written import BERT
 from phalanx.planner.model.families.written import BLOOM
 from phalanx.planner.model.families.facts import (
+    ExpertsRule as ExpertsRule,
     FamilyFacts as FamilyFacts,
     Feed as Feed,
     SharedAxis as SharedAxis,
@@ -13,7 +14,6 @@ from phalanx.planner.model.families.written import GPT2
 from phalanx.planner.model.families.written import MODERNBERT
 from phalanx.planner.model.families.written import OPT
 from phalanx.planner.model.families.planned import LLAMA, PLANNED
-from phalanx.planner.model.families.written import QWEN3_MOE
 from phalanx.planner.model.families.written import T5
 
 FAMILIES: dict[str, FamilyFacts] = {
@@ -24,7 +24,6 @@ FAMILIES: dict[str, FamilyFacts] = {
     "llama": LLAMA,
     "modernbert": MODERNBERT,
     "opt": OPT,
-    "qwen3_moe": QWEN3_MOE,
     "t5": T5,
     **{name: family.family_facts for name, family in PLANNED.items()},
 }

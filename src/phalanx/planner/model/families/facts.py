@@ -22,12 +22,42 @@ def no_rows(keys: ConfigKeys) -> int:
     return 0
 
 
+SizeKey = tuple[str, int]
+"""A config key, with transformers' default."""
+
+
+@dataclass(frozen=True)
+class ExpertsRule:
+    """The experts of a mixture, of which every block has a router and as many.
+
+    Attributes:
+        width: Inner width of one expert.
+        count: Experts of a block.
+        asked: Experts that one token asks.
+        shared: Inner width of one more expert, which every token asks through a gate of its own.
+        block: Name in the hub's files of what transformers' modules call ``mlp``.
+        pieces: Names in the hub's files of an expert's gate, up and down.
+    """
+
+    width: SizeKey
+    count: SizeKey
+    asked: SizeKey
+    shared: SizeKey | None = None
+    block: str = "mlp"
+    pieces: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+
+PipelinePlan = tuple[tuple[str, ...], str, tuple[str, ...]]
+"""Members of the trunk before the blocks, the list of blocks, and members behind them."""
+
+
 @dataclass(frozen=True)
 class SlicingRule:
     """Facts that the stages of a model need beside transformers' own pipeline plan for it.
 
     Attributes:
         trunk: Name of the model without head.
+        plan: The plan of a family for which transformers has none.
         windows: Layers with a sliding window: none, all where ``sliding_window`` is a number (``config``), or the ones
             named by ``layer_types`` (``layers``).
         rotary_by_type: Each of the layer types has rotary tables of its own.
@@ -39,9 +69,12 @@ class SlicingRule:
         past_key: Name in a block's signature of keys and values that come before its own.
         stored_names: Pairs of names that differ between the hub's files and transformers' modules.
         refused: Config keys with the values that stages can carry; anything else is refused.
+        further_keys: Keys that configs of the hub have and transformers' modules read, though the config class has no
+            field for them.
     """
 
     trunk: str = "model"
+    plan: PipelinePlan | None = None
     windows: Literal["none", "config", "layers"] = "none"
     rotary_by_type: bool = False
     embedding_factor: str | None = None
@@ -52,6 +85,7 @@ class SlicingRule:
     past_key: str = "past_key_values"
     stored_names: tuple[tuple[str, str], ...] = ()
     refused: tuple[tuple[str, object], ...] = ()
+    further_keys: tuple[str, ...] = ()
 
     def may_have_windows(self, keys: ConfigKeys) -> bool:
         """Return whether a layer of the model may have a sliding window, as far as its config says."""
@@ -82,7 +116,7 @@ class FamilyFacts:
         shared_axes: Mesh axes along which ranks may share a block; a test compares each with one rank alone.
         predicts: Labels: the next token; hidden tokens, by an encoder; or a target behind an encoder's text.
         rows_beside: Returns the number of rows in a message between stages that are no tokens of the text.
-        routed: Whether tokens ask experts that a router chooses: another rounding may choose others.
+        experts: The experts that a router chooses for each token: another rounding may choose others. None without.
         slicing: Slicing by transformers' pipeline plan; None for a family that is written out.
     """
 
@@ -98,5 +132,5 @@ class FamilyFacts:
     shared_axes: frozenset[SharedAxis] = frozenset({"tp", "cp"})
     predicts: Literal["next", "hidden", "target"] = "next"
     rows_beside: Callable[[ConfigKeys], int] = no_rows
-    routed: bool = False
+    experts: ExpertsRule | None = None
     slicing: SlicingRule | None = None

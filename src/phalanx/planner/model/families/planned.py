@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from phalanx.planner.model.config_keys import ConfigKeys
-from phalanx.planner.model.families.facts import FamilyFacts, Feed, SharedAxis, SlicingRule, Width
+from phalanx.planner.model.families.facts import ExpertsRule, FamilyFacts, Feed, SharedAxis, SlicingRule, Width
 from phalanx.planner.model.shape import ModelShape
 
 Flag = bool | tuple[str, bool]
@@ -50,6 +50,7 @@ class PlannedFamily:
         per_head: See `FamilyFacts`.
         shared_axes: See `FamilyFacts`.
         defaults: transformers' defaults of config keys that real configs may leave out.
+        experts: See `FamilyFacts`.
     """
 
     slicing: SlicingRule = field(default_factory=SlicingRule)
@@ -67,6 +68,7 @@ class PlannedFamily:
     per_head: tuple[str, ...] = ()
     shared_axes: frozenset[SharedAxis] = frozenset()
     defaults: Mapping[str, int] = field(default_factory=dict)
+    experts: ExpertsRule | None = None
 
     @property
     def family_facts(self) -> FamilyFacts:
@@ -80,6 +82,7 @@ class PlannedFamily:
             composed_norm=self.rms,
             norms=self.norms,
             shared_axes=self.shared_axes,
+            experts=self.experts,
             slicing=self.slicing,
         )
 
@@ -92,7 +95,7 @@ class PlannedFamily:
         heads, head_dim = keys.read_heads(hidden, "num_attention_heads")
         head_dim = keys.read_size("head_dim", default=self.defaults.get("head_dim", head_dim))
         kv_heads = keys.read_size("num_key_value_heads", default=self.defaults.get("num_key_value_heads", heads))
-        gated = any(width == "both" or "gate" in name for name, _, width in self.matrices)
+        gated = self.experts is not None or any(width == "both" or "gate" in name for name, _, width in self.matrices)
         tied = keys.read_flag("tie_word_embeddings", self.tied)
         saved = keys.saved_tensors(*self.activation)
         bare = ModelShape(
@@ -116,7 +119,8 @@ class PlannedFamily:
             head=(0 if tied else vocab * hidden) + (vocab if self.head_bias else 0),
             head_matrix=vocab * hidden,
         )
-        return self._count_parameters(bare, keys)
+        counted = self._count_parameters(bare, keys)
+        return counted if self.experts is None else _with_experts(counted, self.experts, keys)
 
     def _count_parameters(self, shape: ModelShape, keys: ConfigKeys) -> ModelShape:
         """Add the parameters of one block."""
@@ -146,6 +150,20 @@ class PlannedFamily:
         if self.head_norm[1] == "head":
             return 2 * shape.head_dim
         return shape.output_width("queries") + shape.output_width("shared")
+
+
+def _with_experts(shape: ModelShape, rule: ExpertsRule, keys: ConfigKeys) -> ModelShape:
+    """Add router and experts to a block without an MLP: what a token is multiplied with, and what is held."""
+    width, count, asked = (keys.read_size(key, default=size) for key, size in (rule.width, rule.count, rule.asked))
+    always = 0 if rule.shared is None else keys.read_size(rule.shared[0], default=rule.shared[1])
+    hidden = shape.hidden
+    beside = hidden * count + (always and hidden * (3 * always + 1))
+    return replace(
+        shape,
+        ffn=asked * width + always,
+        layer_matrix=shape.layer_matrix + beside + asked * 3 * hidden * width,
+        layer_split=shape.layer_split + beside + count * 3 * hidden * width,
+    )
 
 
 def _is_on(keys: ConfigKeys, flag: Flag) -> bool:
@@ -185,6 +203,12 @@ _COHERE = PlannedFamily(
 )
 _OLMO = PlannedFamily(biased=_bias_of_attention(_ATTENTION_BIAS), shared_axes=_CP)
 _QK_NORMED = replace(_OLMO, head_norm=(True, "all"))
+_QWEN_EXPERTS = ExpertsRule(
+    width=("moe_intermediate_size", 768), count=("num_experts", 128), asked=("num_experts_per_tok", 8)
+)
+_OLMOE_EXPERTS = ExpertsRule(
+    width=("intermediate_size", 2048), count=("num_experts", 64), asked=("num_experts_per_tok", 8)
+)
 _CAPPED: tuple[Literal["capped"], str] = ("capped", "final_logit_softcapping")
 
 PLANNED: dict[str, PlannedFamily] = {
@@ -206,6 +230,17 @@ PLANNED: dict[str, PlannedFamily] = {
         head_norm=(True, "head"),
         shared_axes=_CP,
         defaults={"num_key_value_heads": 32},
+    ),
+    "flex_olmo": replace(
+        _QK_NORMED,
+        matrices=_QKVO,
+        shared_axes=frozenset(),
+        experts=replace(
+            _OLMOE_EXPERTS,
+            width=("intermediate_size", 11008),
+            count=("num_experts", 7),
+            asked=("num_experts_per_tok", 5),
+        ),
     ),
     "gemma": _GEMMA,
     "gemma2": replace(
@@ -257,9 +292,28 @@ PLANNED: dict[str, PlannedFamily] = {
         defaults={"num_key_value_heads": 20, "head_dim": 128},
     ),
     "mistral": PlannedFamily(SlicingRule(windows="config"), shared_axes=_BOTH, defaults={"num_key_value_heads": 8}),
+    "mixtral": PlannedFamily(
+        SlicingRule(windows="config", refused=(("router_jitter_noise", 0.0),)),
+        matrices=_QKVO,
+        defaults={"num_key_value_heads": 8},
+        experts=ExpertsRule(
+            width=("intermediate_size", 14336),
+            count=("num_local_experts", 8),
+            asked=("num_experts_per_tok", 2),
+            block="block_sparse_moe",
+            pieces=("w1", "w3", "w2"),
+        ),
+    ),
     "olmo": replace(_OLMO, norm_weights=0, shared_axes=_BOTH),
     "olmo2": _QK_NORMED,
     "olmo3": replace(_QK_NORMED, slicing=SlicingRule(windows="layers", rotary_by_type=True)),
+    "olmoe": replace(
+        _QK_NORMED,
+        slicing=SlicingRule(plan=(("embed_tokens",), "layers", ("norm",))),
+        matrices=_QKVO,
+        shared_axes=frozenset(),
+        experts=_OLMOE_EXPERTS,
+    ),
     "phi": PlannedFamily(
         matrices=(
             *_QKVO[:3],
@@ -288,12 +342,33 @@ PLANNED: dict[str, PlannedFamily] = {
         shared_axes=_BOTH,
         defaults={"num_key_value_heads": 32},
     ),
+    "qwen2_moe": PlannedFamily(
+        SlicingRule(windows="layers"),
+        matrices=_QKVO,
+        biased={"first": ("qkv_bias", True)},
+        defaults={"num_key_value_heads": 16},
+        experts=replace(
+            _QWEN_EXPERTS,
+            width=("moe_intermediate_size", 1408),
+            count=("num_experts", 60),
+            asked=("num_experts_per_tok", 4),
+            shared=("shared_expert_intermediate_size", 5632),
+        ),
+    ),
     "qwen3": PlannedFamily(
         SlicingRule(windows="layers"),
         biased=_bias_of_attention(_ATTENTION_BIAS),
         head_norm=(True, "head"),
         shared_axes=_CP,
         defaults={"num_key_value_heads": 32, "head_dim": 128},
+    ),
+    "qwen3_moe": PlannedFamily(
+        SlicingRule(refused=(("use_sliding_window", False),), further_keys=("head_dim",)),
+        matrices=_QKVO,
+        biased=_bias_of_attention(_ATTENTION_BIAS),
+        head_norm=(True, "head"),
+        defaults={"num_key_value_heads": 4},
+        experts=_QWEN_EXPERTS,
     ),
     "seed_oss": PlannedFamily(
         biased={
