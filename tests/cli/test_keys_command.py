@@ -97,6 +97,40 @@ def test_a_mistake_names_the_option_and_makes_no_key(capsys, access, words, key)
     assert not access.exists()
 
 
+def test_limits_are_changed_while_a_server_runs_and_what_is_not_named_stays(capsys, access):
+    facts = make(capsys, access, "--model", "a", "--network", "127.0.0.0/8", "--concurrency", "3")
+    server = KeyStore.open(access)
+
+    code, answer = ask(capsys, "limit", facts["key"], "--tokens-per-month", "5", "--days", "1", "--access", access)
+
+    assert code == 0
+    limits = server.limits_of(facts["key"])
+    assert (limits.tokens_per_month, limits.concurrency, limits.requests_per_minute) == (5, 3, 60)
+    assert answer["limits"] == limits.model_dump()
+    assert answer["expires"] < facts["expires"]
+    assert server.find_caller(facts["secret"], "127.0.0.1").models == {"a"}
+    assert server.find_caller(facts["secret"], "10.0.0.1") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "names nothing to change"),
+        (["--tokens-per-month", str(2**60)], 2, "limits.tokens_per_month"),
+        (["--concurrency", "1"], 5, "revoked for good"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused_and_changes_nothing(capsys, access, words, code, message):
+    facts = make(capsys, access)
+    if "revoked" in message:
+        ask(capsys, "revoke", facts["key"], "--access", access)
+    content = (access / "keys.json").read_bytes()
+
+    assert ask(capsys, "limit", facts["key"], *words, "--access", access)[0] == code
+    assert message in ask(capsys, "limit", facts["key"], *words, "--access", access)[1]["error"]["message"]
+    assert (access / "keys.json").read_bytes() == content
+
+
 def test_a_revoked_key_stays_on_the_list(capsys, access):
     facts = make(capsys, access)
 

@@ -75,7 +75,7 @@ COMMANDS: dict[str, Right] = {
     **dict.fromkeys(("incident open", "incident quarantine", "incident release", "incident close"), _OPERATORS),
     **dict.fromkeys(("incident rollback", "incident exercise"), _OPERATORS),
     "incident report": Right(("owner", "releaser", "auditor")),
-    **dict.fromkeys(("keys create", "keys revoke"), _OPERATORS),
+    **dict.fromkeys(("keys create", "keys limit", "keys revoke"), _OPERATORS),
     **dict.fromkeys(("keys list", "keys usage", "keys log"), Right(("owner", "releaser", "auditor"))),
     **dict.fromkeys(("model merge", "model unmerge", "model import", "model convert"), _MAKERS),
     **dict.fromkeys(("model inspect", "model verify"), _WATCHERS),
