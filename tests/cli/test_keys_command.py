@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.cli import run_command
-from phalanx.serve.access import Access, KeyStore, RequestFacts
+from phalanx.serve.access import Access, KeyStore, RequestFacts, RequestTexts
 
 
 @pytest.fixture
@@ -129,6 +129,25 @@ def test_a_limit_that_cannot_be_is_refused_and_changes_nothing(capsys, access, w
     assert ask(capsys, "limit", facts["key"], *words, "--access", access)[0] == code
     assert message in ask(capsys, "limit", facts["key"], *words, "--access", access)[1]["error"]["message"]
     assert (access / "keys.json").read_bytes() == content
+
+
+def test_sealed_texts_are_shown_by_the_readers_key(capsys, access, tmp_path):
+    facts, key = make(capsys, access), tmp_path / "reader.key"
+    code, made = ask(capsys, "text-key", key)
+    assert (code, made["public"]) == (0, f"{key}.pub")
+    with Access.open(access, seal_texts=Path(made["public"])) as opened:
+        caller = opened.key_store.find_caller(facts["secret"], "")
+        texts = RequestTexts([{"text": "heron"}], ["flies\x1b[2J"])
+        opened.request_log.record_request(caller, RequestFacts("/v1/completions", "ab", 200, texts=texts))
+
+    code, answer = ask(capsys, "texts", key, "--access", access)
+
+    assert code == 0
+    assert [(row["key"], row["prompts"], row["answers"]) for row in answer["texts"]] == [
+        (facts["key"], [{"text": "heron"}], ["flies\x1b[2J"])
+    ]
+    assert ask(capsys, "texts", key, "--access", access, "--key", "a" * 12)[1]["texts"] == []
+    assert ask(capsys, "texts", access / "operator" / "signing.key", "--access", access)[0] == 5
 
 
 def test_a_revoked_key_stays_on_the_list(capsys, access):

@@ -76,6 +76,8 @@ COMMANDS: dict[str, Right] = {
     **dict.fromkeys(("incident rollback", "incident exercise"), _OPERATORS),
     "incident report": Right(("owner", "releaser", "auditor")),
     **dict.fromkeys(("keys create", "keys limit", "keys revoke"), _OPERATORS),
+    "keys text-key": Right(("owner", "auditor")),
+    "keys texts": Right(("owner", "auditor"), "decryption"),
     **dict.fromkeys(("keys list", "keys usage", "keys log"), Right(("owner", "releaser", "auditor"))),
     **dict.fromkeys(("model merge", "model unmerge", "model import", "model convert"), _MAKERS),
     **dict.fromkeys(("model inspect", "model verify"), _WATCHERS),

@@ -1,5 +1,6 @@
 """``phalanx keys``: who may ask a server or gateway for what, made and taken back by files alone."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from phalanx.cli.answers.answer import Answer, for_programs
 from phalanx.cli.console import print_figures, print_rows
 
 if TYPE_CHECKING:
+    from phalanx.security.audit import LogEntry
     from phalanx.serve.access import KeyRecord, KeyTerms
 
 _DAY_S = 86_400
@@ -199,6 +201,49 @@ def check_log(access: AccessDir = Path("access")) -> Answer:
     kinds = verify_request_log(access / LOG_FOLDER, server)
     print_figures({"verdict": "every line is signed, in order and unchanged", **dict(sorted(kinds.items()))})
     return Answer({"lines": sum(kinds.values()), "kinds": kinds, "server_key": server.public_key.hex()})
+
+
+@keys_app.command("text-key", epilog="Example: phalanx keys text-key auditor.key")
+def make_text_key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file, readable by you only.")],
+) -> Answer:
+    """Make a key that opens texts which servers seal in their logs, and its public half FILE.pub for these servers."""
+    from phalanx.serve.access import make_reader_key
+
+    public = make_reader_key(file)
+    print_figures({"private": file, "public": public})
+    return Answer({"private": file, "public": public})
+
+
+@keys_app.command("texts", epilog="Example: phalanx keys texts auditor.key --access access --key k7x2mq3zt5ab")
+def show_texts(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key of text-key.")],
+    access: AccessDir = Path("access"),
+    key: Annotated[str | None, typer.Option(help="Show texts of this API key alone.")] = None,
+) -> Answer:
+    """Check the log of requests, and show the texts that are sealed in it.
+
+    In a project with roles this is a decryption, which a second person approves.
+    """
+    from phalanx.config import escape_controls
+    from phalanx.security.crypto import read_public_signer
+    from phalanx.serve.access import LOG_FOLDER, SERVER_FILE, open_texts, verify_request_log
+
+    lines: list[LogEntry] = []
+
+    def visit(line: "LogEntry") -> None:
+        if key is None or line.body.get("key") == key:
+            lines.append(line)
+
+    verify_request_log(access / LOG_FOLDER, read_public_signer(access / SERVER_FILE), visit)
+    rows = [
+        {"time": line.time, "key": line.body["key"], "route": line.body["route"], **texts}
+        for line, texts in open_texts(lines, file, access)
+    ]
+    if not for_programs():
+        for row in rows:
+            typer.echo(escape_controls(json.dumps(row, ensure_ascii=False)))
+    return Answer({"texts": rows})
 
 
 def _name_limits(limits: tuple[int | None, int | None, int | None, int | None, int | None]) -> dict[str, int]:
