@@ -94,14 +94,16 @@ def add_key(access_directory, owner="alice", **terms):
 
 
 @contextlib.contextmanager
-def running_server(models, access_directory, *, engine=None, filters=NO_FILTERS, mark=UNMARKED, make_watch=None):
+def running_server(
+    models, access_directory, *, engine=None, filters=NO_FILTERS, mark=UNMARKED, make_watch=None, seal_texts=None
+):
     """The address of a server in a thread of this process, with its pool.
 
     Args:
         make_watch: Returns what watches it, from its access directory's log and its pool.
     """
     with (
-        Access.open(access_directory) as access,
+        Access.open(access_directory, seal_texts=seal_texts) as access,
         EnginePool(models, engine or EngineSettings(default_max_tokens=16), mark) as pool,
         contextlib.closing(bind_socket(ListenConfig(port=0))) as sock,
     ):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.cli import run_command
-from phalanx.serve.access import Access, KeyStore, RequestFacts
+from phalanx.serve.access import Access, KeyStore, RequestFacts, RequestTexts
 
 
 @pytest.fixture
@@ -95,6 +95,59 @@ def test_a_mistake_names_the_option_and_makes_no_key(capsys, access, words, key)
     assert code == 2
     assert key in facts["error"]["message"]
     assert not access.exists()
+
+
+def test_limits_are_changed_while_a_server_runs_and_what_is_not_named_stays(capsys, access):
+    facts = make(capsys, access, "--model", "a", "--network", "127.0.0.0/8", "--concurrency", "3")
+    server = KeyStore.open(access)
+
+    code, answer = ask(capsys, "limit", facts["key"], "--tokens-per-month", "5", "--days", "1", "--access", access)
+
+    assert code == 0
+    limits = server.limits_of(facts["key"])
+    assert (limits.tokens_per_month, limits.concurrency, limits.requests_per_minute) == (5, 3, 60)
+    assert answer["limits"] == limits.model_dump()
+    assert answer["expires"] < facts["expires"]
+    assert server.find_caller(facts["secret"], "127.0.0.1").models == {"a"}
+    assert server.find_caller(facts["secret"], "10.0.0.1") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "names nothing to change"),
+        (["--tokens-per-month", str(2**60)], 2, "limits.tokens_per_month"),
+        (["--concurrency", "1"], 5, "revoked for good"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused_and_changes_nothing(capsys, access, words, code, message):
+    facts = make(capsys, access)
+    if "revoked" in message:
+        ask(capsys, "revoke", facts["key"], "--access", access)
+    content = (access / "keys.json").read_bytes()
+
+    assert ask(capsys, "limit", facts["key"], *words, "--access", access)[0] == code
+    assert message in ask(capsys, "limit", facts["key"], *words, "--access", access)[1]["error"]["message"]
+    assert (access / "keys.json").read_bytes() == content
+
+
+def test_sealed_texts_are_shown_by_the_readers_key(capsys, access, tmp_path):
+    facts, key = make(capsys, access), tmp_path / "reader.key"
+    code, made = ask(capsys, "text-key", key)
+    assert (code, made["public"]) == (0, f"{key}.pub")
+    with Access.open(access, seal_texts=Path(made["public"])) as opened:
+        caller = opened.key_store.find_caller(facts["secret"], "")
+        texts = RequestTexts([{"text": "heron"}], ["flies\x1b[2J"])
+        opened.request_log.record_request(caller, RequestFacts("/v1/completions", "ab", 200, texts=texts))
+
+    code, answer = ask(capsys, "texts", key, "--access", access)
+
+    assert code == 0
+    assert [(row["key"], row["prompts"], row["answers"]) for row in answer["texts"]] == [
+        (facts["key"], [{"text": "heron"}], ["flies\x1b[2J"])
+    ]
+    assert ask(capsys, "texts", key, "--access", access, "--key", "a" * 12)[1]["texts"] == []
+    assert ask(capsys, "texts", access / "operator" / "signing.key", "--access", access)[0] == 5
 
 
 def test_a_revoked_key_stays_on_the_list(capsys, access):

@@ -56,6 +56,7 @@ class ServerPlan:
         page_names: Names under which a proxy lets browsers open the chat page.
         link_key: Id of a key, or its owner, that a link signs a browser on this machine in as.
         stages: Parties that hold the middle layers of the one model; None runs all layers here.
+        seal_texts: Public half of the key for which texts are sealed in the log; None logs none.
     """
 
     models: Mapping[str, Path]
@@ -76,6 +77,7 @@ class ServerPlan:
     page_names: tuple[str, ...] = ()
     link_key: str | None = None
     stages: StagesConfig | None = None
+    seal_texts: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
         torch.set_num_threads(plan.num_threads)
     with (
         contextlib.closing(bind_socket(plan.listen)) as sock,
-        Access.open(plan.access) as access,
+        Access.open(plan.access, seal_texts=plan.seal_texts) as access,
         contextlib.ExitStack() as stack,
     ):
         if access.key_store.fault is not None:

@@ -1,11 +1,23 @@
 """The log of requests: chained over its files, without a word of a text."""
 
+import dataclasses
+
 import pytest
 
-from phalanx.errors import AuditLogError, DiskError
+from phalanx.errors import AuditLogError, CertificateError, DiskError, SignatureError
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import Identity, read_public_signer
-from phalanx.serve.access import Access, Caller, RequestFacts, RequestLog, verify_request_log
+from phalanx.serve.access import (
+    Access,
+    Caller,
+    RequestFacts,
+    RequestLog,
+    RequestTexts,
+    make_reader_key,
+    open_texts,
+    verify_request_log,
+)
+from phalanx.serve.access.sealed_texts import MAX_TEXT_BYTES, TextSealer
 
 ALICE = Caller("a" * 12, "alice", "user", None, False)
 FACTS = RequestFacts("/v1/completions", "ab" * 32, 200, {"prompt_tokens": 3}, ["secrets"], "gumbel")
@@ -32,6 +44,62 @@ def test_a_request_is_one_line_that_holds_facts_alone(tmp_path):
         "verdicts": ["secrets"],
         "mark": "gumbel",
     }
+
+
+ASKED = RequestTexts([{"text": "the word is heron"}], ["a heron it is"])
+
+
+def read_lines(directory, identity) -> list:
+    lines = []
+    verify_request_log(directory, identity.public, lines.append)
+    return lines
+
+
+def write_texts(directory, identity, public, *all_texts) -> None:
+    with RequestLog(directory, identity, sealer=None if public is None else TextSealer.read(public)) as log:
+        for texts in all_texts:
+            log.record_request(ALICE, dataclasses.replace(FACTS, texts=texts))
+
+
+def test_texts_are_in_the_log_where_they_are_asked_for_and_open_with_the_readers_key_alone(tmp_path):
+    identity, key, other = Identity.without_certificate("server"), tmp_path / "reader.key", tmp_path / "other.key"
+    public = make_reader_key(key)
+    make_reader_key(other)
+    write_texts(tmp_path / "plain", identity, None, ASKED)
+    write_texts(tmp_path / "sealed", identity, public, ASKED, None)
+
+    assert list(open_texts(read_lines(tmp_path / "plain", identity), key, tmp_path)) == []
+    lines = read_lines(tmp_path / "sealed", identity)
+    ((line, texts),) = open_texts(lines, key, tmp_path)
+    assert (line.sequence, texts) == (0, {"prompts": [{"text": "the word is heron"}], "answers": ["a heron it is"]})
+    assert b"heron" not in b"".join(path.read_bytes() for path in tmp_path.glob("*/requests-*"))
+    # whoever takes over the server has the public half
+    assert key.stat().st_mode & 0o077 == 0
+    assert TextSealer.read(public).public not in key.read_bytes()
+    with pytest.raises(SignatureError):
+        list(open_texts(lines, other, tmp_path))
+    moved = dataclasses.replace(lines[0], body={**lines[0].body, "key": "b" * 12})
+    with pytest.raises(SignatureError):
+        list(open_texts([moved], key, tmp_path))
+
+
+def test_texts_beyond_a_line_are_cut(tmp_path):
+    identity = Identity.without_certificate("server")
+    long = RequestTexts(["x" * MAX_TEXT_BYTES], ["\u6f22" * MAX_TEXT_BYTES])
+    write_texts(tmp_path, identity, make_reader_key(tmp_path / "reader.key"), long)
+
+    ((_, texts),) = open_texts(read_lines(tmp_path, identity), tmp_path / "reader.key", tmp_path)
+    assert abs(len(texts["cut"].encode()) - MAX_TEXT_BYTES // 2) <= 3
+
+
+def test_what_is_no_key_for_texts_is_refused(tmp_path):
+    (tmp_path / "no.pub").write_text("00" * 32)
+    (tmp_path / "no.key").touch(mode=0o600)
+
+    with pytest.raises(CertificateError, match=r"no\.pub"):
+        TextSealer.read(tmp_path / "no.pub")
+    with pytest.raises(CertificateError, match=r"no\.key"):
+        list(open_texts([], tmp_path / "no.key", tmp_path))
 
 
 def test_long_and_hostile_words_are_cut_and_cleaned(tmp_path):

@@ -5,7 +5,17 @@ import json
 import httpx2
 import pytest
 
-from phalanx.serve.access import BUDGETS_FILE, LOG_FOLDER, KeyStore, read_usage_by_day
+from phalanx.security.crypto import read_public_signer
+from phalanx.serve.access import (
+    BUDGETS_FILE,
+    LOG_FOLDER,
+    SERVER_FILE,
+    KeyStore,
+    make_reader_key,
+    open_texts,
+    read_usage_by_day,
+    verify_request_log,
+)
 from phalanx.serve.engine import EngineSettings
 from phalanx.serve.filters import FiltersConfig
 from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark, detect_mark
@@ -65,6 +75,33 @@ def test_a_refused_output_ends_its_choice_and_shows_neither_text_nor_scores(serv
     texts += ["".join(score["token"] for score in listed) for listed in scores]
     assert all("harmless" in text and "forbidden" not in text for text in texts)
     assert '"finish_reason": "content_filter"' in stream
+
+
+def test_texts_are_sealed_in_the_log_as_they_went_out(served, tmp_path):
+    key_id, secret = add_key(tmp_path / "access")
+    public = make_reader_key(tmp_path / "reader.key")
+    (tmp_path / "topics.txt").write_text("forbidden topic\n")
+    output = {**NO_FILTERS.output.model_dump(), "topic_files": (tmp_path / "topics.txt",)}
+    filters = FiltersConfig.model_validate({"output": output})
+    forced = {**BODY, **forced_text("harmless words, then the forbidden topic"), "max_tokens": 200, "stream": True}
+
+    with (
+        running_server([served], tmp_path / "access", filters=filters, seal_texts=public) as (url, _),
+        open_client(url, secret) as http,
+    ):
+        whole = http.post(CHAT, json={**BODY, "n": 2}).json()
+        http.post(CHAT, json=forced)
+        http.post("/v1/embeddings", json={"model": "tiny", "input": "a heron"})
+
+    lines = []
+    access = tmp_path / "access"
+    verify_request_log(access / LOG_FOLDER, read_public_signer(access / SERVER_FILE), lines.append)
+    rows = [texts for line, texts in open_texts(lines, tmp_path / "reader.key", access) if line.body["key"] == key_id]
+    assert [message["content"] for row in rows[:2] for message in row["prompts"][0]["messages"]] == ["the", "the"]
+    assert rows[0]["answers"] == [choice["message"]["content"] for choice in whole["choices"]]
+    assert "harmless" in rows[1]["answers"][0]
+    assert "forbidden" not in rows[1]["answers"][0]
+    assert rows[2] == {"prompts": [{"text": "a heron", "tools": []}], "answers": []}
 
 
 def test_a_refused_input_is_400_and_names_the_filter(served, tmp_path):

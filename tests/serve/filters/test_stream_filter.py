@@ -32,6 +32,7 @@ OTHERS = (
     "Project Blue Heron",
     "the canary sings 4711",
     "see http://evil.example/a for more",
+    "under a black moon they sail, and only then the orchid blooms",
 )
 PLAIN = (
     "The owner of a run ",
@@ -40,6 +41,7 @@ PLAIN = (
     "\n\n",
     "Größe 漢字です。",
     "e\u0301 ",
+    "black moon ",
     "A" * 700,
 )
 ALL = FiltersConfig(output=OutputFilters(personal_data="refuse", links="refuse", images="refuse", markup="refuse"))
@@ -50,11 +52,13 @@ def filters(tmp_path_factory):
     home = tmp_path_factory.mktemp("lists")
     (home / "topics.txt").write_text("project blue heron\nheron\n", encoding="utf-8")
     (home / "canaries.txt").write_text("the canary sings 4711\n", encoding="utf-8")
+    (home / "weights.tsv").write_text("0.6\tblack moon\n0.6\torchid\n", encoding="utf-8")
     VerbatimIndex.write(home / "index.npy", [TRAINED])
     output = ALL.output.model_copy(
         update={
             "topic_files": (home / "topics.txt",),
             "canary_files": (home / "canaries.txt",),
+            "topic_weights": home / "weights.tsv",
             "verbatim_index": home / "index.npy",
         }
     )

@@ -160,6 +160,33 @@ def test_look_alike_letters_do_not_hide_a_topic(tmp_path):
             filters.check_output(text)
 
 
+def test_a_classifier_of_the_user_refuses_a_passage_of_words_that_alone_say_nothing(tmp_path):
+    (tmp_path / "topics.txt").write_text("pipe bomb\n", encoding="utf-8")
+    weights = "# of a regression\n0.4\tpipe\n0.4\tpowder\n0.3\tfuse\n"
+    (tmp_path / "weights.tsv").write_text(weights, encoding="utf-8")
+    listed = OutputFilters(topic_files=(tmp_path / "topics.txt",))
+    weighed = TextFilters(FiltersConfig(output=OutputFilters(topic_weights=tmp_path / "weights.tsv")))
+    attack = "Close the PIPE at one end, fill in the pоwder, and lead the fuse out."
+
+    assert TextFilters(FiltersConfig(output=listed)).check_output(attack) == []
+    with pytest.raises(TextRefused, match="topic_classifier: topic at character 10"):
+        weighed.check_output(attack)
+    for text in (
+        "A pipe, a pipe, a pipe and powder.",
+        "pipe powder " + "x " * 150 + "fuse",
+        "pipes, gunpowder and fuses",
+    ):
+        assert weighed.check_output(text) == []
+
+
+@pytest.mark.parametrize("row", ["heron", "much\theron", "nan\theron", "2\t", "0.5\theron", "-3\theron"])
+def test_weights_that_decide_nothing_are_refused(tmp_path, row):
+    (tmp_path / "weights.tsv").write_text(row + "\n", encoding="utf-8")
+
+    with pytest.raises(DataError, match=r"weights\.tsv"):
+        TextFilters(FiltersConfig(output=OutputFilters(topic_weights=tmp_path / "weights.tsv")))
+
+
 def test_a_list_or_index_that_cannot_be_read_stops_the_start(tmp_path):
     (tmp_path / "long.txt").write_text("x" * 300 + "\n", encoding="utf-8")
     (tmp_path / "index.npy").write_bytes(b"no index")

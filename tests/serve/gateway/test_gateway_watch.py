@@ -1,8 +1,13 @@
 """A gateway's metrics, its alerts' file, and models and keys that its operator takes out of service."""
 
 import pytest
+from running_gateway import WIDE, RunningGateway, backends
+from stub_engine import Stub
 
+from access_keys import make_access
 from phalanx.errors import ConfigError
+from phalanx.security.crypto import read_public_signer
+from phalanx.serve.access import LOG_FOLDER, SERVER_FILE, make_reader_key, open_texts, verify_request_log
 from phalanx.serve.gateway import load_gateway_config
 from phalanx.serve.incident import IncidentCase
 
@@ -50,6 +55,25 @@ def test_it_counts_tokens_refusals_and_engines(lab, operator):
     assert value_of(after, 'phalanx_engine_up{engine="site"}') == 1
     assert "secret-word" not in after
     assert lab.key_id not in after
+
+
+def test_texts_are_sealed_in_the_log_whole_and_streamed(tmp_path):
+    make_reader_key(tmp_path / "reader.key")
+    keys = make_access(tmp_path / "access")
+    _, secret = keys.make("alice", limits=WIDE)
+    with Stub() as local, Stub() as cloud:
+        config = {"backends": backends(local, cloud), "health_every_s": 3600, "seal_texts": "reader.key.pub"}
+        gateway = RunningGateway(tmp_path, keys, config)
+        whole = gateway.ask(secret, "say heron").json()["choices"][0]["message"]["content"]
+        gateway.ask(secret, "say heron", stream=True)
+        assert gateway.stop() == 0
+
+    lines, access = [], tmp_path / "access"
+    verify_request_log(access / LOG_FOLDER, read_public_signer(access / SERVER_FILE), lines.append)
+    rows = [texts for _, texts in open_texts(lines, tmp_path / "reader.key", access)]
+    assert [row["prompts"][0]["messages"][0]["content"] for row in rows] == ["say heron", "say heron"]
+    assert [[text for text in row["answers"] if text] for row in rows] == [[whole], [whole]]
+    assert not any(b"heron" in path.read_bytes() for path in (access / LOG_FOLDER).glob("*.jsonl"))
 
 
 def test_budgets_are_counted_by_name(lab, operator):

@@ -164,13 +164,14 @@ def _count(path: str | None, made: Any) -> tuple[int, int]:
 
 def _show_plan(plan: "LaptopPlan", cut: "CutTexts") -> None:
     from phalanx.laptop import in_words
+    from phalanx.report.figures import format_size
 
     shape = plan.shape
     threads = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
     whole = "" if cut.is_whole else " (the first part; the rest is not read)"
     print_figures(
         {
-            "text": f"{cut.num_bytes / 1e6:.2f} MB, {plan.held_out_bytes / 1e6:.2f} MB of it held out{whole}",
+            "text": f"{format_size(cut.num_bytes)}, {format_size(plan.held_out_bytes)} of it held out{whole}",
             "model": f"{plan.num_parameters:,} parameters",
             "shape": f"{shape.layers} layers, width {shape.hidden}, window {shape.tokens}",
             "vocabulary": f"{plan.vocab_size:,} tokens",

@@ -1,5 +1,6 @@
 """``phalanx keys``: who may ask a server or gateway for what, made and taken back by files alone."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,13 +11,14 @@ from phalanx.cli.answers.answer import Answer, for_programs
 from phalanx.cli.console import print_figures, print_rows
 
 if TYPE_CHECKING:
+    from phalanx.security.audit import LogEntry
     from phalanx.serve.access import KeyRecord, KeyTerms
 
 _DAY_S = 86_400
 
 keys_app = typer.Typer(
     no_args_is_help=True,
-    help="Make, list and revoke the API keys of a server or gateway, and see what each has used.",
+    help="Make, list, limit and revoke the API keys of a server or gateway, and see what each has used.",
 )
 AccessDir = Annotated[
     Path, typer.Option("--access", metavar="DIR", help="Directory of keys, budgets and log; the server gets it too.")
@@ -60,13 +62,7 @@ def create(
     from phalanx.security.crypto import write_private
     from phalanx.serve.access import KEYS_FILE, KeyStore
 
-    limits = {
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "requests_per_month": requests_per_month,
-        "tokens_per_month": tokens_per_month,
-        "concurrency": concurrency,
-    }
+    limits = (requests_per_minute, tokens_per_minute, requests_per_month, tokens_per_month, concurrency)
     terms = _make_terms(
         {
             "owner": owner,
@@ -74,9 +70,10 @@ def create(
             "models": model or None,
             "networks": network or [],
             "expires": int(datetime.now(UTC).timestamp()) + days * _DAY_S,
-            "limits": {name: value for name, value in limits.items() if value is not None},
+            "limits": _name_limits(limits),
             "may_skip_mark": may_skip_mark,
-        }
+        },
+        "create",
     )
     is_new = not (access / KEYS_FILE).exists()
     make_store = KeyStore.create if is_new else KeyStore.open
@@ -103,6 +100,47 @@ def list_keys(access: AccessDir = Path("access")) -> Answer:
     rows = [_describe_key(record, now) for record in KeyStore.open(access).list_keys()]
     print_rows([{name: value for name, value in row.items() if name not in {"limits", "networks"}} for row in rows])
     return Answer({"keys": rows})
+
+
+@keys_app.command(
+    epilog="Example: phalanx keys limit k7x2mq3zt5ab --tokens-per-month 1000000\n\n"
+    "Example: phalanx keys limit k7x2mq3zt5ab --days 30"
+)
+def limit(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Id of the key, as list shows it.")],
+    *,
+    access: AccessDir = Path("access"),
+    days: Annotated[int | None, typer.Option(min=1, max=3650, help="Days from now until it expires.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="In any 60 seconds.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="In any 60 seconds.")] = None,
+    requests_per_month: Annotated[int | None, typer.Option(min=0, help="In a calendar month, UTC.")] = None,
+    tokens_per_month: Annotated[int | None, typer.Option(min=0, help="In a calendar month, UTC.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=0, help="Requests at the same time.")] = None,
+    operator_home: OperatorHome = None,
+) -> Answer:
+    """Change budgets or the end of a key while servers run: they follow from the next request on.
+
+    What is not named stays, and what was used stays used.
+    """
+    from phalanx.errors import ConfigError
+    from phalanx.serve.access import KeyStore
+
+    limits = (requests_per_minute, tokens_per_minute, requests_per_month, tokens_per_month, concurrency)
+    named = _name_limits(limits)
+    if not named and days is None:
+        raise ConfigError("phalanx keys limit: names nothing to change; phalanx keys limit --help lists the options")
+    expires = None if days is None else int(datetime.now(UTC).timestamp()) + days * _DAY_S
+
+    def change(terms: "KeyTerms") -> "KeyTerms":
+        values = terms.model_dump(mode="json")
+        values["expires"] = values["expires"] if expires is None else expires
+        return _make_terms({**values, "limits": {**values["limits"], **named}}, "limit")
+
+    record = KeyStore.open(access, operator_home=operator_home).change_terms(key, change)
+    facts = {"key": record.key_id, "owner": record.terms.owner, "expires": _day_of(record.terms.expires)}
+    limits_now = record.terms.limits.model_dump()
+    print_figures({**facts, **limits_now})
+    return Answer({**facts, "limits": limits_now})
 
 
 @keys_app.command(epilog="Example: phalanx keys revoke k7x2mq3zt5ab --access access")
@@ -165,11 +203,62 @@ def check_log(access: AccessDir = Path("access")) -> Answer:
     return Answer({"lines": sum(kinds.values()), "kinds": kinds, "server_key": server.public_key.hex()})
 
 
-def _make_terms(values: dict[str, Any]) -> "KeyTerms":
+@keys_app.command("text-key", epilog="Example: phalanx keys text-key auditor.key")
+def make_text_key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file, readable by you only.")],
+) -> Answer:
+    """Make a key that opens texts which servers seal in their logs, and its public half FILE.pub for these servers."""
+    from phalanx.serve.access import make_reader_key
+
+    public = make_reader_key(file)
+    print_figures({"private": file, "public": public})
+    return Answer({"private": file, "public": public})
+
+
+@keys_app.command("texts", epilog="Example: phalanx keys texts auditor.key --access access --key k7x2mq3zt5ab")
+def show_texts(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key of text-key.")],
+    access: AccessDir = Path("access"),
+    key: Annotated[str | None, typer.Option(help="Show texts of this API key alone.")] = None,
+) -> Answer:
+    """Check the log of requests, and show the texts that are sealed in it.
+
+    In a project with roles this is a decryption, which a second person approves.
+    """
+    from phalanx.config import escape_controls
+    from phalanx.security.crypto import read_public_signer
+    from phalanx.serve.access import LOG_FOLDER, SERVER_FILE, open_texts, verify_request_log
+
+    lines: list[LogEntry] = []
+
+    def visit(line: "LogEntry") -> None:
+        if key is None or line.body.get("key") == key:
+            lines.append(line)
+
+    verify_request_log(access / LOG_FOLDER, read_public_signer(access / SERVER_FILE), visit)
+    rows = [
+        {"time": line.time, "key": line.body["key"], "route": line.body["route"], **texts}
+        for line, texts in open_texts(lines, file, access)
+    ]
+    if not for_programs():
+        for row in rows:
+            typer.echo(escape_controls(json.dumps(row, ensure_ascii=False)))
+    return Answer({"texts": rows})
+
+
+def _name_limits(limits: tuple[int | None, int | None, int | None, int | None, int | None]) -> dict[str, int]:
+    """Return the limits that were named, in the order of `KeyLimits`."""
+    from phalanx.serve.access import KeyLimits
+
+    pairs = zip(KeyLimits.model_fields, limits, strict=True)
+    return {name: value for name, value in pairs if value is not None}
+
+
+def _make_terms(values: dict[str, Any], verb: str) -> "KeyTerms":
     from phalanx.config import config_of
     from phalanx.serve.access import KeyTerms
 
-    return config_of(values, Path("phalanx keys create"), KeyTerms)
+    return config_of(values, Path(f"phalanx keys {verb}"), KeyTerms)
 
 
 def _describe_key(record: "KeyRecord", now: float) -> dict[str, Any]:

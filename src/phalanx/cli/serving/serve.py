@@ -71,6 +71,10 @@ def serve(
         Path | None,
         typer.Option("--stages", metavar="FILE.toml", help="Parties that hold the layers between the first and last."),
     ] = None,
+    seal_texts: Annotated[
+        Path | None,
+        typer.Option("--seal-texts", metavar="FILE.pub", help="Log texts too, sealed for a key of keys text-key."),
+    ] = None,
     own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
 ) -> Answer:
     """Serve a model by the protocols of OpenAI and Anthropic; every route needs a key of `phalanx keys create`."""
@@ -129,6 +133,7 @@ def serve(
         page_names=tuple(page_name or ()),
         link_key=chat_link,
         stages=None if stages is None else load_config(stages, StagesConfig),
+        seal_texts=seal_texts,
     )
 
     for directory in plan.models.values():

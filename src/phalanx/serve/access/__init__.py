@@ -56,6 +56,12 @@ if TYPE_CHECKING:
         note_token as note_token,
         sketch_prompt as sketch_prompt,
     )
+    from phalanx.serve.access.sealed_texts import (
+        SEALED_KEY as SEALED_KEY,
+        RequestTexts as RequestTexts,
+        make_reader_key as make_reader_key,
+        open_texts as open_texts,
+    )
 
 
 if not TYPE_CHECKING:

@@ -11,6 +11,7 @@ from phalanx.security.crypto import Peer, load_signer, make_signer
 from phalanx.serve.access.budgets import BUDGETS_FILE, Budgets
 from phalanx.serve.access.key_store import KeyStore
 from phalanx.serve.access.request_log import LOG_FOLDER, RequestLog
+from phalanx.serve.access.sealed_texts import TextSealer
 
 SERVER_HOME, SERVER_FILE = "server", "server.json"
 _SYNC_S = 1.0
@@ -26,23 +27,25 @@ class Access(Closeable):
     request_log: RequestLog
 
     @classmethod
-    def open(cls, directory: Path, operator: Peer | None = None) -> Self:
+    def open(cls, directory: Path, operator: Peer | None = None, seal_texts: Path | None = None) -> Self:
         """Open a directory that ``phalanx keys create`` made; the server's own key is made at the first time.
 
         Args:
             operator: The signer of the keys; that of the directory if None.
+            seal_texts: Public half of the key for which texts of requests are sealed in the log; None logs none.
 
         Raises:
             AuditLogError: The log was altered, or another server is at work in the directory.
             CertificateError: A key or its public half cannot be read.
             DiskError: The disk refuses, or another server is at work in the directory.
         """
+        sealer = None if seal_texts is None else TextSealer.read(seal_texts)
         key_store = KeyStore.open(directory, operator=operator)
         home, public_file = directory / SERVER_HOME, directory / SERVER_FILE
         identity = load_signer(home, public_file) if home.exists() else make_signer(home, public_file, "server")
         budgets = Budgets(directory / BUDGETS_FILE, key_store.limits_of)
         try:
-            request_log = RequestLog(directory / LOG_FOLDER, identity)
+            request_log = RequestLog(directory / LOG_FOLDER, identity, sealer=sealer)
         except (AuditLogError, DiskError):
             budgets.close()
             raise

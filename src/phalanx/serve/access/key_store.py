@@ -1,11 +1,11 @@
-"""API keys: made, listed, revoked and recognised."""
+"""API keys: made, listed, limited, revoked and recognised."""
 
 import base64
 import hmac
 import logging
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -70,7 +70,7 @@ class KeyStore:
     Args:
         directory: Holds ``keys.json`` and ``keys.seen``.
         operator: The signer that the file must have.
-        operator_home: Directory of the operator's key, which only `create_key` and `revoke_key` read.
+        operator_home: Directory of the operator's key, which only changes of keys read.
 
     Attributes:
         sessions: Secrets of the chat page, which stand for keys while this object lives.
@@ -162,16 +162,13 @@ class KeyStore:
             CertificateError: The operator's key cannot be read.
             KeyFileError: There is no such key, or the file was altered.
         """
-        with lock_file(self._path):
-            operator = self._load_operator()
-            self._load_file()
-            record = self._records.get(key_id)
-            if record is None:
-                raise KeyFileError(f"{self._path}: holds no key {key_id[:40]!r}; phalanx keys list shows them")
-            if record.revoked is None:
-                record = record.model_copy(update={"revoked": int(steady_now().timestamp())})
-                self._write_records(operator, [*({**self._records, key_id: record}).values()])
-            return record
+
+        def revoke(record: KeyRecord) -> KeyRecord:
+            if record.revoked is not None:
+                return record
+            return record.model_copy(update={"revoked": int(steady_now().timestamp())})
+
+        return self._change_key(key_id, revoke)
 
     def quarantine_key(self, key_id: str, *, is_quarantined: bool) -> KeyRecord:
         """Take a key out of service until it is released, or release it; answers that are being sent to it end.
@@ -180,16 +177,39 @@ class KeyStore:
             CertificateError: The operator's key cannot be read.
             KeyFileError: There is no such key, or the file was altered.
         """
+
+        def quarantine(record: KeyRecord) -> KeyRecord:
+            since = (record.quarantined or int(steady_now().timestamp())) if is_quarantined else None
+            return record.model_copy(update={"quarantined": since})
+
+        return self._change_key(key_id, quarantine)
+
+    def change_terms(self, key_id: str, change: Callable[[KeyTerms], KeyTerms]) -> KeyRecord:
+        """Change what a key may do; servers follow from the next request on, and what was used stays used.
+
+        Raises:
+            CertificateError: The operator's key cannot be read.
+            KeyFileError: There is no such key, it is revoked, or the file was altered.
+        """
+
+        def change_record(record: KeyRecord) -> KeyRecord:
+            if record.revoked is not None:
+                raise KeyFileError(f"{self._path}: key {key_id} is revoked for good; make another one")
+            return record.model_copy(update={"terms": change(record.terms)})
+
+        return self._change_key(key_id, change_record)
+
+    def _change_key(self, key_id: str, change: Callable[[KeyRecord], KeyRecord]) -> KeyRecord:
         with lock_file(self._path):
             operator = self._load_operator()
             self._load_file()
             record = self._records.get(key_id)
             if record is None:
                 raise KeyFileError(f"{self._path}: holds no key {key_id[:40]!r}; phalanx keys list shows them")
-            since = (record.quarantined or int(steady_now().timestamp())) if is_quarantined else None
-            record = record.model_copy(update={"quarantined": since})
-            self._write_records(operator, [*({**self._records, key_id: record}).values()])
-            return record
+            changed = change(record)
+            if changed != record:
+                self._write_records(operator, list({**self._records, key_id: changed}.values()))
+            return changed
 
     def order_model(self, order: ModelOrder) -> None:
         """Put an order about a model in the place of an older one; servers follow it from the next message on.

@@ -1,5 +1,7 @@
 """One signed, chained line for each request: who, what model, how much, with what verdict; never a word of its text.
 
+Where the operator asks for texts, they are in the line as well, sealed for a key that the server does not have.
+
 ACCESS_DIR/log/requests-NNNNNN.jsonl. A file is a log of its own, of at most so many lines that a server reads it again
 at its start; the first line of each further file names the end of the one before it.
 """
@@ -17,6 +19,7 @@ from phalanx.security.audit import AuditLog, LogEntry, LogHead, verify_log
 from phalanx.security.crypto import Identity, Peer
 from phalanx.serve.access.key_store import Caller
 from phalanx.serve.access.request_notes import note_facts
+from phalanx.serve.access.sealed_texts import SEALED_KEY, RequestTexts, TextSealer
 
 LOG_FOLDER, LOG_RUN = "log", "serve"
 _FILE_NAME = re.compile(r"requests-([0-9]{6})\.jsonl")
@@ -37,6 +40,7 @@ class RequestFacts:
         sizes: Counts by name, such as ``prompt_tokens``.
         verdicts: One word or name for each filter that had something to say.
         mark: Name of the text's watermark; empty where no text was made.
+        texts: What was asked and answered; it is written where the log seals texts, and nowhere else.
     """
 
     route: str
@@ -45,6 +49,7 @@ class RequestFacts:
     sizes: Mapping[str, int] = field(default_factory=dict)
     verdicts: Sequence[str] = ()
     mark: str = ""
+    texts: RequestTexts | None = None
 
 
 class RequestLog(Closeable):
@@ -53,6 +58,7 @@ class RequestLog(Closeable):
     Args:
         directory: Folder of the log files, made where missing.
         max_lines: Lines of one file, after which the next one begins.
+        sealer: Seals texts of requests; None writes none.
 
     Raises:
         AuditLogError: The last file was altered, or another server has it open.
@@ -63,13 +69,21 @@ class RequestLog(Closeable):
         not the server's key. Such a writer can cut off the end of the last file unnoticed.
     """
 
-    def __init__(self, directory: Path, identity: Identity, max_lines: int = _MAX_LINES) -> None:
+    def __init__(
+        self, directory: Path, identity: Identity, max_lines: int = _MAX_LINES, sealer: TextSealer | None = None
+    ) -> None:
+        self._sealer = sealer
         self._directory, self._identity, self._max_lines = directory, identity, max_lines
         self._refused: Counter[str] = Counter()
         files = log_files(directory)
         self._number = len(files) or 1
         self._drop_unbegun_file()
         self._log = self._open_file(self._number)
+
+    @property
+    def seals_texts(self) -> bool:
+        """Whether texts are wanted."""
+        return self._sealer is not None
 
     def record_request(self, caller: Caller, facts: RequestFacts) -> None:
         """Write one line.
@@ -88,6 +102,8 @@ class RequestLog(Closeable):
             "verdicts": [_word(verdict) for verdict in list(facts.verdicts)[:_MAX_WORDS]],
             "mark": _word(facts.mark),
         }
+        if self._sealer is not None and facts.texts is not None:
+            body[SEALED_KEY] = self._sealer.seal_texts(body, facts.texts)
         self._append(_REQUEST, body)
 
     def record_event(self, kind: str, facts: Mapping[str, str | int]) -> None:

@@ -10,7 +10,16 @@ import anyio
 from phalanx.data.chat import ChatMessage
 from phalanx.data.chat.conversation import ToolCall
 from phalanx.errors import DiskError, ModelError, PhalanxError
-from phalanx.serve.access import Access, BudgetExceeded, Caller, ModelOrder, RequestFacts, RequestRefused, Reservation
+from phalanx.serve.access import (
+    Access,
+    BudgetExceeded,
+    Caller,
+    ModelOrder,
+    RequestFacts,
+    RequestRefused,
+    RequestTexts,
+    Reservation,
+)
 from phalanx.serve.access.key_guard import model_quarantined
 from phalanx.serve.access.request_notes import note_budget, note_filter, note_prompts, note_token
 from phalanx.serve.api.fields import refuse_bad_request
@@ -31,6 +40,7 @@ from phalanx.serve.engine import (
 from phalanx.serve.filters import FilterNote, StreamFilter, TextFilters, TextRefused, map_texts
 from phalanx.serve.marks import MarkRefused
 
+_PROMPT_FIELDS = {"messages", "tools", "text", "ids"}
 ReplyFinish = Literal["stop", "length", "stop_sequence", "tool_calls", "content_filter"]
 
 
@@ -97,6 +107,7 @@ class ModelReply:
         reads: Sizes and scores of the prompts that are read so far.
         notes: Notes of the filters of input and output.
         marks: Kind of mark of each choice that is over.
+        answers: Text of each choice that has gone out; None where nobody wants it.
     """
 
     def __init__(
@@ -106,6 +117,8 @@ class ModelReply:
         prompts: Sequence[tuple[int, ...]],
         filters: TextFilters,
         notes: Sequence[FilterNote],
+        *,
+        keeps_answers: bool = False,
     ) -> None:
         self.card, self.requests, self.prompts = card, requests, prompts
         self.reads: list[PromptRead] = []
@@ -113,6 +126,7 @@ class ModelReply:
         self.marks: list[str] = []
         self.usage = Usage(prompt_tokens=sum(map(len, prompts)))
         self.verdicts: list[str] = []
+        self.answers: dict[int, str] | None = {} if keeps_answers else None
         self._filters = filters
         self._streams: list[EventStream] = []
         self._stack = AsyncExitStack()
@@ -180,6 +194,8 @@ class ModelReply:
         self, released: str, choice: int, state: _ChoiceState, *, is_end: bool = False
     ) -> list[ReplyEvent]:
         state.num_released += len(released)
+        if self.answers is not None:
+            self.answers[choice] = self.answers.get(choice, "") + released
         plain, calls = (released, []) if state.tools is None else state.tools.feed_text(released)
         if is_end and state.tools is not None:
             rest, last_calls = state.tools.close()
@@ -245,7 +261,9 @@ class Service:
                 engine.check_request(request, prompt) * request.n
                 for request, prompt in zip(admitted, prompts, strict=True)
             )
-            reply = ModelReply(card, [self._force_tool(request) for request in admitted], prompts, self.filters, notes)
+            forced = [self._force_tool(request) for request in admitted]
+            keeps = self.access.request_log.seals_texts
+            reply = ModelReply(card, forced, prompts, self.filters, notes, keeps_answers=keeps)
             reservation = await self.access.budgets.reserve(caller, sum(map(len, prompts)), num_new)
             reply.on_close.append(lambda: self._finish_reply(reply, reservation, caller, route))
             try:
@@ -283,7 +301,9 @@ class Service:
             raise refusal_of(exc) from exc
         except BudgetExceeded as exc:
             raise _refuse_budget(exc) from exc
-        facts = RequestFacts(route=route, model_digest=card.digest, status=200, sizes={"prompt_tokens": num_tokens})
+        sizes = {"prompt_tokens": num_tokens}
+        texts = _texts_of(requests, []) if self.access.request_log.seals_texts else None
+        facts = RequestFacts(route=route, model_digest=card.digest, status=200, sizes=sizes, texts=texts)
         self.access.request_log.record_request(caller, facts)
         return vectors, num_tokens
 
@@ -369,8 +389,14 @@ class Service:
             sizes={"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
             verdicts=[*reply.verdicts, *(f"{note.filter}:{note.kind}" for note in reply.notes)],
             mark=", ".join(sorted(set(reply.marks))),
+            texts=None if reply.answers is None else _texts_of(reply.requests, list(reply.answers.values())),
         )
         self.access.request_log.record_request(caller, facts)
+
+
+def _texts_of(requests: Sequence[GenerationRequest], answers: Sequence[str]) -> RequestTexts:
+    prompts = [request.model_dump(mode="json", include=_PROMPT_FIELDS, exclude_none=True) for request in requests]
+    return RequestTexts(prompts, answers)
 
 
 def _refuse_budget(exc: BudgetExceeded) -> RequestRefused:

@@ -44,6 +44,7 @@ class OutputFilters(StrictModel):
         allowed_hosts: Hosts that links and images may name; subdomains count as well.
         canary_files: Strings that were planted in training data, one a line; whole words, upper or lower case.
         topic_files: Words and phrases that a model may not write, one a line; the action is `denied_topics`.
+        topic_weights: Words with weights, as `TopicWeights` reads them; the action is `topic_classifier`.
         verbatim_index: Index of training text, as `VerbatimIndex.write` makes it.
     """
 
@@ -56,10 +57,12 @@ class OutputFilters(StrictModel):
     markup: FilterAction = "note"
     canaries: FilterAction = "refuse"
     denied_topics: FilterAction = "refuse"
+    topic_classifier: FilterAction = "refuse"
     verbatim: FilterAction = "refuse"
     allowed_hosts: tuple[Host, ...] = ()
     canary_files: tuple[Path, ...] = ()
     topic_files: tuple[Path, ...] = ()
+    topic_weights: Path | None = None
     verbatim_index: Path | None = None
 
 

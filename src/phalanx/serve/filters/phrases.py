@@ -3,9 +3,8 @@
 import bisect
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from phalanx.data.rules.word_files import fold_case, is_whole_word, read_entries, search_all
+from phalanx.data.rules.word_files import fold_case, is_whole_word, search_all
 from phalanx.data.scan.homoglyphs import LOOK_ALIKES
 from phalanx.data.scan.instructions_in_text import InstructionsInText, InstructionsInTextConfig
 from phalanx.errors import DataError
@@ -23,31 +22,43 @@ class Phrases:
 
     Args:
         kind: Kind of the findings, and name of the filter in messages.
-        files: Lists, one entry a line.
+        phrases: The user's entries.
 
     Raises:
-        DataError: A list cannot be read, or has an entry longer than a stream can hold back.
+        DataError: An entry is longer than a stream can hold back.
+
+    Attributes:
+        entries: The same in plain letters, sorted, each one once.
     """
 
     trigger = ""
 
-    def __init__(self, kind: str, files: Sequence[Path]) -> None:
-        entries = sorted({_plain(entry) for entry in read_entries(files)})
+    def __init__(self, kind: str, phrases: Sequence[str]) -> None:
+        entries = sorted({_plain(phrase) for phrase in phrases})
         for entry in entries:
             if len(entry) > MAX_PHRASE_CHARACTERS:
                 raise DataError(
                     f"{kind}: an entry of {len(entry)} characters; at most {MAX_PHRASE_CHARACTERS}: cut the list"
                 )
-        self._kind, self._entries, self._hits = kind, entries, search_all(entries, kind)
+        self._kind, self.entries, self._hits = kind, entries, search_all(entries, kind)
         self._longest = max(map(len, entries))
 
     def find(self, text: str, is_cut: bool) -> Iterator[Finding]:
         """Yield each entry that stands in the text as words of its own."""
         del is_cut
+        for _, start, end in self.find_entries(text):
+            yield Finding(self._kind, start, end)
+
+    def find_entries(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Yield the index, start and end of each entry that stands in the text as words of its own."""
         plain = _plain(text)
-        for _, start, end in self._hits(plain):
+        for index, start, end in self._hits(plain):
             if is_whole_word(plain, start, end):
-                yield Finding(self._kind, start, end)
+                yield index, start, end
+
+    def find_index(self, phrase: str) -> int:
+        """Return the index of one of the user's phrases among `entries`."""
+        return bisect.bisect_left(self.entries, _plain(phrase))
 
     def open_start(self, text: str) -> int:
         """Return the first place of the last characters from which on the text is the beginning of an entry."""
@@ -58,8 +69,8 @@ class Phrases:
             if place and plain[place - 1].isalnum() and plain[place].isascii():
                 continue
             rest = plain[place:]
-            index = bisect.bisect_left(self._entries, rest)
-            if index < len(self._entries) and self._entries[index].startswith(rest):
+            index = bisect.bisect_left(self.entries, rest)
+            if index < len(self.entries) and self.entries[index].startswith(rest):
                 return begin + place
         return len(text)
 

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from phalanx.data.rules.word_files import read_entries
 from phalanx.serve.filters.addresses import ActiveMarkup, Images, Links
 from phalanx.serve.filters.characters import ControlCharacters, HiddenText, NormalForm
 from phalanx.serve.filters.config import FiltersConfig, OutputFilters
 from phalanx.serve.filters.phrases import Orders, Phrases, SpecialTokens
 from phalanx.serve.filters.scan import TextScan
+from phalanx.serve.filters.topic_weights import TopicWeights
 from phalanx.serve.filters.values import PersonalData, SecretValues
 from phalanx.serve.filters.verbatim import VerbatimIndex, VerbatimSpans
 
@@ -42,12 +44,16 @@ OUTPUTS: dict[str, FilterLine] = {
     "secrets": FilterLine(lambda _, __: SecretValues(), "extraction of keys from training data"),
     "personal_data": FilterLine(lambda _, __: PersonalData(), "extraction of people's data (Carlini et al. 2021)"),
     "canaries": FilterLine(
-        lambda config, _: Phrases("canary", config.canary_files) if config.canary_files else None,
+        lambda config, _: Phrases("canary", read_entries(config.canary_files)) if config.canary_files else None,
         "a model that learned rows by heart (Carlini et al. 2019)",
     ),
     "denied_topics": FilterLine(
-        lambda config, _: Phrases("denied_topic", config.topic_files) if config.topic_files else None,
+        lambda config, _: Phrases("denied_topic", read_entries(config.topic_files)) if config.topic_files else None,
         "text on a subject that the operator excludes",
+    ),
+    "topic_classifier": FilterLine(
+        lambda config, _: TopicWeights(config.topic_weights) if config.topic_weights else None,
+        "the same subject in words of which none is on the list",
     ),
     "verbatim": FilterLine(
         lambda config, _: VerbatimSpans(VerbatimIndex.read(config.verbatim_index)) if config.verbatim_index else None,

@@ -39,6 +39,7 @@ class AnswerFacts:
         num_bytes: Bytes that came from the engine.
         has_ended: The engine has sent all of it; its count before that is no count of the whole.
         is_complete: The client got all that it was to get.
+        answers: Texts that went out, by their place; None where nobody wants them.
     """
 
     prompt_tokens: int | None = None
@@ -48,6 +49,7 @@ class AnswerFacts:
     num_bytes: int = 0
     has_ended: bool = False
     is_complete: bool = False
+    answers: dict[object, str] | None = None
 
     def read_usage(self, usage: Any) -> None:
         """Take the counts out of an engine's usage; a value that makes no sense is ignored."""
@@ -70,6 +72,11 @@ class AnswerFacts:
             described = {}
         self.marks = tuple(described.get("marked", self.marks))
         return {**described, "marked": list(self.marks), "gateway_filters": list(self.verdicts)}
+
+    def keep_answer(self, place: object, text: str) -> None:
+        """Remember a piece of a text that goes out, where texts are wanted."""
+        if self.answers is not None:
+            self.answers[place] = self.answers.get(place, "") + text
 
     def add_notes(self, stream: StreamFilter) -> None:
         """Remember the notes of a filter on a text that passed."""
@@ -160,6 +167,7 @@ def clean_answer(body: bytes, request: ForwardedRequest, filters: TextFilters, f
             raise RequestRefused(403, REFUSED, message) from exc
         finally:
             facts.add_notes(stream)
+        facts.keep_answer(len(facts.answers or ()), text)
     if request.route.name != "embeddings":
         answer["phalanx"] = facts.describe_origin(answer.get("phalanx"))
     return answer

@@ -22,6 +22,7 @@ from phalanx.serve.access import (
     RequestFacts,
     RequestLog,
     RequestRefused,
+    RequestTexts,
     Reservation,
     bind_socket,
     make_server,
@@ -181,7 +182,8 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
         self._request_log, self._caller, self._forwarded = request_log, caller, forwarded
         self._reservation = reservation
         self._is_finished = False
-        self.facts = AnswerFacts(verdicts=dict.fromkeys(forwarded.notes))
+        answers: dict[object, str] | None = {} if request_log.seals_texts else None
+        self.facts = AnswerFacts(verdicts=dict.fromkeys(forwarded.notes), answers=answers)
         self.backend: RemoteEngine | None = None
         self.refusal: RequestRefused | None = None
 
@@ -217,6 +219,9 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
                 sizes={**{name: count for name, count in sizes.items() if count is not None}, "bytes": facts.num_bytes},
                 verdicts=tuple(facts.verdicts),
                 mark=", ".join(dict.fromkeys(facts.marks)),
+                texts=None
+                if facts.answers is None
+                else RequestTexts([self._forwarded.prompts], list(facts.answers.values())),
             ),
         )
 
@@ -320,7 +325,7 @@ def run_gateway(config: GatewayConfig, announce: Any = lambda address: None) -> 
         KeyFileError, AuditLogError, DiskError, InputError, CertificateError: As `Access.open`.
     """
     operator = None if config.operator is None else Peer.from_hex("operator", config.operator)
-    with Access.open(config.access, operator) as access:
+    with Access.open(config.access, operator, config.seal_texts) as access:
         server = make_server(make_gateway(config, access), config.listen, config.bounds, config.drain_s)
         sock = bind_socket(config.listen)
         sock.listen(2048)

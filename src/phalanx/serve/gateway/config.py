@@ -93,6 +93,7 @@ class GatewayConfig(StrictModel):
     Attributes:
         access: Directory of keys, budgets and log.
         operator: Public key, in hex, that must have signed the keys; whatever ``operator.json`` says if None.
+        seal_texts: Public half of the key for which texts of requests are sealed in the log; None logs none.
         health_every_s: Between two looks at each engine.
         drain_s: Seconds that answers may take to end when the gateway is stopped.
     """
@@ -100,6 +101,7 @@ class GatewayConfig(StrictModel):
     # read as JSON, where a path is text; the default is a path already
     access: Annotated[Path, Field(validate_default=False)] = Path("access")
     operator: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")] | None = None
+    seal_texts: Path | None = None
     listen: ListenConfig = ListenConfig()
     bounds: RequestBounds = RequestBounds()
     limits: GatewayLimits = GatewayLimits()
@@ -136,7 +138,7 @@ def load_gateway_config(path: Path, overrides: Iterable[str] = ()) -> GatewayCon
         for backend in config.backends
     )
     update = {"access": folder / config.access, "listen": config.listen.model_copy(update=listen), "backends": backends}
-    update["watch"] = config.watch.below(folder)
+    update |= {"watch": config.watch.below(folder), "seal_texts": _below(folder, config.seal_texts)}
     return config.model_copy(update=update)
 
 

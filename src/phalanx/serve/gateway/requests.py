@@ -101,6 +101,11 @@ class ForwardedRequest:
     wants_padding: bool | None
     notes: tuple[str, ...]
 
+    @property
+    def prompts(self) -> dict[str, Any]:
+        """The fields that hold text for the model."""
+        return {key: self.payload[key] for key in self.route.prompt_keys if key in self.payload}
+
     def prompt_words(self) -> list[list[str]]:
         """Return the words of each prompt, for its sketch; token ids count as words.
 

@@ -166,6 +166,7 @@ class AnswerStream:
                     raise RequestRefused(502, "answer_too_long", "The engine's answer has too many texts.")
                 stream = self._streams[number, place.stream_key] = self._filters.open_stream()
             place.holder[place.key] = stream.feed(place.text)
+            self._facts.keep_answer((number, place.stream_key), place.holder[place.key])
 
     def _close_streams(self, number: int) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield the held-back ends of the texts of one choice, by text."""
@@ -174,6 +175,7 @@ class AnswerStream:
             rest = stream.close()
             self._facts.add_notes(stream)
             if rest:
+                self._facts.keep_answer((index, key), rest)
                 yield key, rest
 
     def _refusal_parts(self) -> Iterator[dict[str, Any]]:

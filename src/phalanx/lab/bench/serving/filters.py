@@ -17,6 +17,7 @@ _PIECE_CHARACTERS = 4
 """About a token's."""
 _STREAMED_DOCUMENTS = 300
 _TOPICS = ("nerve agent", "pipe bomb", "project blue heron")
+_WEIGHTS = "0.4\tnerve\n0.4\tagent\n0.4\tprecursor\n0.5\tbomb\n0.3\tpipe\n0.3\tfuse\n"
 _CANARIES = ("the canary sings 4711 times at dawn", "my locker code is 93-17-55-28")
 
 
@@ -41,10 +42,12 @@ def bench_filters(quick: bool) -> Row:
 def _write_lists(home: Path, trained: Sequence[str]) -> OutputFilters:
     (home / "topics.txt").write_text("\n".join(_TOPICS) + "\n", encoding="utf-8")
     (home / "canaries.txt").write_text("\n".join(_CANARIES) + "\n", encoding="utf-8")
+    (home / "weights.tsv").write_text(_WEIGHTS, encoding="utf-8")
     VerbatimIndex.write(home / "trained.npy", trained)
     return OutputFilters(
         topic_files=(home / "topics.txt",),
         canary_files=(home / "canaries.txt",),
+        topic_weights=home / "weights.tsv",
         verbatim_index=home / "trained.npy",
     )
 
