@@ -20,7 +20,7 @@ export HF_HUB_OFFLINE ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: release release-try site help install demo test test-slow lint format bench clean
+.PHONY: release release-try site help install demo test test-quick test-slow lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -49,14 +49,18 @@ lint: $(STAMP) ## ruff, mypy --strict, the import contracts
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports --no-logo
 
-test: lint ## lint, then every quick test
+# mypy is one process and would leave a core idle: lint runs beside the tests, and either one's failure fails both
+test: $(STAMP) ## lint, and beside it every quick test
+	@$(MAKE) --no-print-directory --jobs=2 lint test-quick
+
+test-quick: $(STAMP) ## every quick test, without lint
 	$(BIN)/pytest $(TEST_WORKERS) $(PYTEST_ARGS)
 
 # an eighth of them: PYTEST_ARGS="--share=3/8"; see tests/slow_shares.py; plain types are checked as well (ADR 69);
 # what takes a minute alone may take ten beside other work, and is not wrong for it; files in the order of the share
 test-slow: export PHALANX_TEST_TYPES = all
 test-slow: $(STAMP) ## the slow tests only
-	$(BIN)/pytest -m slow -o timeout=1800 $(SLOW_WORKERS) --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/pytest -m slow --hypothesis-profile=ci -o timeout=1800 $(SLOW_WORKERS) --no-loadscope-reorder $(PYTEST_ARGS)
 
 site: $(STAMP) ## the documentation as a site, in site/
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[site]"

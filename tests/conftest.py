@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PA
 if "PHALANX_TEST_HOME" not in os.environ:
     os.environ["PHALANX_TEST_HOME"] = os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="phalanx-tests-")
     atexit.register(shutil.rmtree, os.environ["PHALANX_TEST_HOME"], ignore_errors=True)
+
+# the slow shares run drawn tests once more, by hypothesis's own profile of four times as many examples
+settings.register_profile("quick", parent=settings.get_profile("ci"), max_examples=25)
 
 pytest_plugins = ("slow_shares", "known_skips", "unseen_tests", "pytester")
 
@@ -69,7 +73,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Leave modules and tests, which live to the end, out of every search for garbage: each looked at a million."""
-    if session.config.getoption("--hypothesis-profile", None) == "ci":
+    if session.config.getoption("--hypothesis-profile", None) in ("quick", "ci"):
         _no_constants_of_sources()
     gc.disable()
     try:
@@ -77,6 +81,15 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have the slow shares run what hypothesis draws too; the quick tests draw fewer examples of it."""
+    if config.option.markexpr == "slow":
+        for item in items:
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+                item.add_marker(pytest.mark.slow)
 
 
 def _no_constants_of_sources() -> None:

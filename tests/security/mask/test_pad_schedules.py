@@ -21,7 +21,7 @@ EVENTS = st.one_of(
 )
 SCHEDULES = st.lists(EVENTS, min_size=4, max_size=30)
 THOROUGH = settings(max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-QUICK = settings(max_examples=200, deadline=None)
+QUICK = settings(deadline=None)
 
 
 @dataclass

@@ -77,10 +77,10 @@ def test_a_whole_other_matrix_a_swapped_row_and_zeros_are_found(rng):
             ProductCheck(w, OsPads()).require_product(z, lie, "lie")
 
 
-@pytest.mark.parametrize("num_values", [2, 3, 5])
+@pytest.mark.parametrize("num_values", [2, 5])
 def test_a_lie_passes_as_often_as_two_secrets_of_so_many_values_allow(num_values):
     # a change of one element passes exactly where both vectors are zero there: one in num_values squared
-    rng, trials = np.random.default_rng(num_values), 3000
+    rng, trials = np.random.default_rng(num_values), 1000
     w, z, product = a_product(rng)
     passed = 0
     for seed in range(trials):

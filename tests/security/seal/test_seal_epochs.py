@@ -240,7 +240,7 @@ rollbacks = st.tuples(st.just("rollback"), st.tuples(st.integers(0, 50), st.bool
 schedules = st.lists(starts | rollbacks, max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(schedules)
 def test_with_a_counter_that_holds_no_epoch_is_given_twice_whatever_happens_to_the_disk(schedule):
     with TemporaryDirectory() as name:
@@ -324,7 +324,7 @@ def play(schedule, *, proof, run):
         return sealed
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(busy_schedules)
 def test_no_nonce_is_used_twice_even_where_the_whole_disk_is_turned_back(schedule):
     with nonces_noted() as used:
@@ -333,7 +333,7 @@ def test_no_nonce_is_used_twice_even_where_the_whole_disk_is_turned_back(schedul
         assert len(used) == sealed
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(busy_schedules)
 def test_no_nonce_is_used_twice_even_where_nothing_is_random(schedule):
     """Salts, shares and sessions repeat: what is left is the epoch, on a counter that holds, at both ends."""

@@ -103,14 +103,12 @@ def test_a_policy_that_names_half_of_the_machine_or_admits_the_guests_level_cann
         own_case(binding).with_reference(**change)
 
 
-def test_no_byte_of_the_published_sample_can_be_altered():
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_byte_of_the_published_sample_can_be_altered(stride):
     case, draw, passed = az_snp_vtpm(), random.Random(7), []
     for part in ("hcl_report", "pcrs", "vcek"):
         data = case.evidence.endorsements[part]
-        # every byte of the report; of the values and the certificate every third
-        for place in range(len(data)):
-            if part != "hcl_report" and place % 3:
-                continue
+        for place in range(0, len(data), stride):
             changed = data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
             try:
                 case.with_endorsement(part, changed).appraise()
