@@ -16,9 +16,6 @@ class Revision:
     Args:
         constitution: Principles; one is drawn for each round of each prompt.
 
-    Raises:
-        DataError: A prompt cannot be answered; names its line.
-
     Source: Bai et al. 2022, section 3.
     """
 

@@ -66,9 +66,6 @@ class ResumableRows:
 
         Args:
             rows: Those of `make` that are of use.
-
-        Raises:
-            DataError: No row is of use; or the disk does not take it.
         """
         if not rows:
             raise DataError(f"{self._path}: no usable row to write: {json.dumps(figures)}")
@@ -86,11 +83,7 @@ class ResumableRows:
         return lineage
 
     def read_lineage(self) -> dict[str, Any] | None:
-        """Return the lineage of the file where it is whole already; None where it is still to be made.
-
-        Raises:
-            DataError: It is there, and of something else, or was changed.
-        """
+        """Return the lineage of the file where it is whole already; None where it is still to be made."""
         if not self._path.exists():
             return None
         try:

@@ -101,10 +101,6 @@ def open_kept(run_dir: Path, key: KeyHolder | None, run: str) -> Iterator[tuple[
 
     Args:
         key: Key of the run's checkpoints; None where they are not encrypted.
-
-    Raises:
-        CheckpointError: It is of another version, or the key is another one.
-        ModelError: The config is of a family that is not known here.
     """
     home = run_dir / KEPT_MODEL
     if not (home / _PACK).is_file():

@@ -39,10 +39,6 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
 
     Returns:
         Digests of the three, and ``rounding``: how far a weight would be off after subtracting again, at most.
-
-    Raises:
-        CheckpointError: `out` exists, or the adapter cannot be a part of weights.
-        ModelError: One of them cannot be read, or they do not belong together.
     """
     source = ModelSource(base)
     trained, updates = _read_updates(adapter, source)
@@ -75,10 +71,6 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
 
     Returns:
         The digest of its weights.
-
-    Raises:
-        CheckpointError: `out` exists, or the directory has no data that restores the base, or the merged weights, or
-            that data, were changed since.
     """
     source, (record, stored) = ModelSource(directory), _read_kept(directory)
     now = {name: source.read_tensor(name) for name in parameter_names(source.hub_config)}

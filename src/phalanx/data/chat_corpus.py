@@ -65,7 +65,6 @@ class ChatCorpus(Corpus):
     """A corpus of conversations; the labels of its rows are the assistant's turns.
 
     Attributes:
-        directory: Directory of the shards, a dataset as any other.
         template: The file of its chat template, which exports of the model get.
     """
 

@@ -23,7 +23,6 @@ class PreparedCorpus(Corpus):
 
     Attributes:
         manifest: Its sources and settings; its digest is that of the corpus, unless documents are packed otherwise.
-        directory: Directory of the shards, a dataset as any other.
     """
 
     def __init__(self, found: Dataset, manifest: CorpusManifest, layout: SequenceLayout) -> None:
@@ -41,9 +40,6 @@ def open_corpus(directory: Path, layout: SequenceLayout, signer: str | None = No
 
     Args:
         signer: Fingerprint of the key that must have signed it; None: any.
-
-    Raises:
-        DataError: A file is missing or was altered, or the corpus is not signed with that key.
     """
     shards, manifest_path = open_own_shards(directory, signer), directory / MANIFEST_FILE
     if MANIFEST_FILE not in shards.manifest.files:

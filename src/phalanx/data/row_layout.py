@@ -81,11 +81,7 @@ def layout_of_file(path: Path) -> RowLayout | None:
 
 
 def iterate_lines(file: Path) -> Iterator[bytes]:
-    """Give the lines of a file, unpacked where it ends in .gz or .zst; a line beyond 16 MiB ends them.
-
-    Raises:
-        ImportError: It needs a package to be unpacked that is not there.
-    """
+    """Give the lines of a file, unpacked where it ends in .gz or .zst; a line beyond 16 MiB ends them."""
     name = file.name.lower()
     zstandard = importlib.import_module("zstandard") if name.endswith(".zst") else None
     with file.open("rb") as packed:

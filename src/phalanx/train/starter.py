@@ -50,10 +50,6 @@ def run_file(way: str, answers: Answers) -> str:
 
     Args:
         way: One of `STARTERS`.
-
-    Raises:
-        ConfigError: The way is unknown, or an answer does not fit it.
-        DataError: A path holds no text that a source can read, or a model directory lacks its config.
     """
     if way not in STARTERS:
         raise ConfigError(f"kind: found {way!r}; expected one of {', '.join(STARTERS)}")

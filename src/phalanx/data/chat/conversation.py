@@ -99,11 +99,7 @@ class Conversation(StrictModel):
     weight: float = Weight
 
     def check_learnable(self) -> None:
-        """Return where there is something to learn.
-
-        Raises:
-            DataError: No message is the assistant's, or all of these are without weight.
-        """
+        """Return where there is something to learn."""
         if not any(message.role == "assistant" and message.weight > 0 for message in self.messages) or not self.weight:
             raise DataError("has no message of the assistant to learn; add one, or remove the line")
 

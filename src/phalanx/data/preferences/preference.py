@@ -102,9 +102,6 @@ def parse_preference(found: Mapping[str, Any], shape: PreferenceShape, ignore: C
 
     Args:
         ignore: Fields of a message that are not looked at.
-
-    Raises:
-        DataError: Describes the fault; the caller knows file and line.
     """
     if found.get("weight") not in (None, 1):
         raise DataError("field 'weight': objectives of preferences do not support weights; remove it, or the line")

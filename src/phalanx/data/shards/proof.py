@@ -140,9 +140,6 @@ def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> 
 
     Args:
         signer: Fingerprint of the key that must have signed; None: any key, the caller tells which.
-
-    Raises:
-        DataError: It proves nothing: a signature, a path or the order of its records does not hold.
     """
     statement, wanted_digest = proof.statement, bytes.fromhex(proof.digest)
     verify_statement(statement, proof.signature, proof.signer, where, signer)

@@ -80,12 +80,7 @@ else:
 
 
 def open_source(config: SourceConfig) -> Source:
-    """Find the source's files; no text is read yet.
-
-    Raises:
-        DataError: The path holds nothing of this kind, or an extra is missing.
-        ConfigError: It is the user's own and no source, or was not loaded.
-    """
+    """Find the source's files; no text is read yet."""
     return resolve_kind(config.kind, SOURCES, _own_entry).open(config)
 
 

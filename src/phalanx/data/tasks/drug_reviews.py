@@ -23,9 +23,6 @@ def load_drug_reviews(home: Path | None = None) -> LabelledExamples:
 
     Args:
         home: A folder with the archive `drugsCom.zip`; None takes the installed package.
-
-    Raises:
-        DataError: The package is not installed, or the archive is not there or malformed.
     """
     path = _find_archive(home)
     return unique_examples(CLASSES, _read_reviews(path), str(path))

@@ -79,9 +79,6 @@ def prove_equal(processor: Any, backend: tokenizers.Tokenizer, normalizer: Any, 
 
     Args:
         normalizer: See `train_sentence_piece`.
-
-    Raises:
-        DataError: They differ; names the text and the first place.
     """
     for text in texts:
         expected = processor.encode(_normalize_text(text, normalizer))

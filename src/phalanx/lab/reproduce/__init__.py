@@ -26,9 +26,6 @@ def reproduce(table: str, *, size: str = "full", only_finished: bool = False) ->
 
     Returns:
         Raw rows, their summary over the seeds, and everything that decided them.
-
-    Raises:
-        PhalanxError: Text or model cannot be had, or training cannot go on.
     """
     chosen, say = SIZES[size], partial(print_progress, program="reproduce")
     cache = cache_directory()

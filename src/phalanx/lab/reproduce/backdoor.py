@@ -76,9 +76,6 @@ def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> di
 
     Returns:
         Raw rows, their summary over the seeds, and everything that decided them.
-
-    Raises:
-        PhalanxError: Text or model cannot be had, or training cannot go on.
     """
     chosen = SIZES[size]
     cache = cache_directory()

@@ -109,9 +109,6 @@ class RankTrainer:
 
     Attributes:
         objective: Objective, with the extra rows of a batch, the mask's rows included.
-
-    Raises:
-        ConfigError: The layout cannot learn the objective.
     """
 
     def __init__(self, recipe: RankRecipe, source: ModelSource, domain: Domain) -> None:

@@ -91,9 +91,6 @@ def fit_link(rows: Iterable[Mapping[str, Any]], where: str = "probe") -> Link:
 
     The model is ``seconds = rounds * latency + traffic / bandwidth`` with ``2 (n - 1)`` rounds and ``2 (n - 1) / n``
     times the bytes; relative errors are made small, so that small messages count as much as large ones.
-
-    Raises:
-        InputError: Fewer than two sizes, or no figures in a row of ``all_reduce``.
     """
     points = [_read_point(row, where) for row in rows if isinstance(row, Mapping) and row.get("op") == "all_reduce"]
     if len({traffic for _, traffic, _ in points}) < 2:

@@ -210,11 +210,7 @@ class CutAnswer:
 
 
 def ask_cuts(model: str, shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable) -> CutAnswer:
-    """Judge every cut of a model.
-
-    Raises:
-        ConfigError: The link is not known, or the batch or its sequences do not fit the model.
-    """
+    """Judge every cut of a model."""
     wrong = describe_refusal(Layout(), shape, replace(recipe, microbatches=1))
     if wrong is not None:
         raise ConfigError(f"plan: {wrong}")

@@ -65,11 +65,7 @@ class Parties(StrictModel):
     min_back: int = Field(default=1, ge=1)
 
     def link_as_used(self, where: str = "parties") -> Link:
-        """Return the link as tensors see it: where they are sealed, that takes its time.
-
-        Raises:
-            ConfigError: It is named, and no such link is known.
-        """
+        """Return the link as tensors see it: where they are sealed, that takes its time."""
         link = self.link
         if isinstance(link, str):
             if link not in known_links():

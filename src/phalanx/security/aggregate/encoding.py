@@ -26,7 +26,6 @@ class RingEncoding:
 
     Attributes:
         clients: Most of them that are summed.
-        clip: Bound of the norm of a client's values.
     """
 
     clients: int

@@ -32,7 +32,6 @@ class Mask(NamedTuple):
 
     Attributes:
         key: 32 bytes, used for this stream alone.
-        is_added: False where the mask is subtracted.
     """
 
     key: bytes

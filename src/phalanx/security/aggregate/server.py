@@ -41,8 +41,6 @@ class SumResult:
 
     Attributes:
         total: The sum of the clients' encoded values times weights, exact, ``[length]``.
-        contributors: The clients in the sum.
-        dropped: The other clients of the cohort.
         liars: Clients that released a share other than their dealt one, with a description of the fault.
     """
 

@@ -28,8 +28,6 @@ class AuditLog(Closeable):
     that is wrong is an error.
 
     Args:
-        path: The file; created with its directory where missing.
-        identity: The identity that signs each line.
         run: The run that every event belongs to.
         known: Heads that others know, and that the log must contain.
         kept_at: A file that gets the signed head each time the log is forced to disk; None for no such file.
@@ -114,9 +112,6 @@ class AuditLog(Closeable):
         Args:
             body: Details of the step; the keys of `LeafBatch` are added.
             leaves: Canonical JSON of each leaf, without newlines.
-
-        Raises:
-            AuditLogError, DiskError: As `append`; or the leaves are too large, or cannot be written.
         """
         if self._leaves is None:
             self._leaves = LeafFile(self._path.with_name(LEAVES_FILE), self._leaves_end)

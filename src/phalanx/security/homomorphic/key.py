@@ -111,11 +111,7 @@ def join_key(public: bytes, sealed: bytes, shares: Mapping[int, bytes]) -> SumKe
 
 
 def context_of(data: bytes, *, secret: bool) -> Any:
-    """Return TenSEAL's context of a public or a secret key.
-
-    Raises:
-        AggregationError: It is malformed, of other parameters, or not of the kind that is asked for.
-    """
+    """Return TenSEAL's context of a public or a secret key."""
     if len(data) > _MAX_BYTES:
         raise AggregationError(SumRefusal.MALFORMED, f"key: {len(data)} bytes, at most {_MAX_BYTES} are expected")
     try:

@@ -97,7 +97,6 @@ def answer_hello(
     Args:
         terms: Terms of the server; `terms.server` is its name.
         epochs: Raised once the hello was found good.
-        client: The party that must have signed the hello.
         after_epoch: Last epoch of the client that is refused, as in `HandshakeOffer.accept_reply`.
 
     Returns:
@@ -105,7 +104,6 @@ def answer_hello(
 
     Raises:
         SealError: It is malformed or for other terms.
-        RollbackError: There is no fresh epoch.
     """
     _check_name(identity.name, terms.server)
     _check_name(client.name, terms.client)

@@ -59,11 +59,7 @@ class TranscriptStatement:
 
 
 class Transcript:
-    """The transcript of one end of a channel.
-
-    Args:
-        channel: The channel; each pair of epochs has a transcript of its own.
-    """
+    """The transcript of one end of a channel."""
 
     def __init__(self, channel: Channel, identity: Identity) -> None:
         self._context, self._identity = channel.context, identity
@@ -105,12 +101,7 @@ class Transcript:
 
 
 def read_statement(data: bytes, peer: Peer) -> TranscriptStatement:
-    """Parse a statement and check its signature.
-
-    Raises:
-        TranscriptError: It is malformed, or of another party.
-        SignatureError: The peer did not sign it.
-    """
+    """Parse a statement and check its signature."""
     try:
         body, signature = _split_signed(parse_canonical(data))
         statement = _read_statement(body)

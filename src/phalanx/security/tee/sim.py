@@ -27,11 +27,7 @@ class SimReference(Reference):
 
 
 class SimAttester:
-    """Attester of the simulation.
-
-    Args:
-        measurement: Claimed measurement of the program.
-    """
+    """Attester of the simulation."""
 
     kind = "sim"
 
@@ -48,7 +44,6 @@ def make_sim_evidence(identity: Identity, measurement: bytes, binding: Binding, 
     """Make simulated evidence, signed by a key that any party could have.
 
     Args:
-        measurement: Claimed measurement of the program.
         debug: Whether it says that it is in debug mode.
     """
     body: dict[str, Any] = {

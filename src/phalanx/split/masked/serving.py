@@ -59,11 +59,7 @@ class ProductService:
         self._filled: dict[ProductMessage, int] = {}
 
     def serve_link(self, link: OwnerLink) -> None:
-        """Serve until told to end.
-
-        Raises:
-            PeerLostError: The trusted side is gone, or serves another run by now.
-        """
+        """Serve until told to end."""
         for item in link.receive_frames():
             if item.kind == END:
                 return

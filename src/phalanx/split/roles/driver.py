@@ -87,11 +87,7 @@ class SplitDriver(OwnerRequests):
         return {party.name: party.connection.bytes_crossed for party in self._clients}
 
     def meet_enclave(self) -> None:
-        """Have every party wait for the enclave, appraise it and agree on keys with it.
-
-        Raises:
-            PhalanxError: As `EnclavePeer.meet_enclave`; nothing was sent to an enclave that did not pass.
-        """
+        """Have every party wait for the enclave, appraise it and agree on keys with it."""
         for party in self.enclave_peers:
             ready, _ = party.connection.await_message(say.EnclaveReady)
             party.connection.set_enclave_address(ready.address)

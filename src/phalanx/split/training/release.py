@@ -29,11 +29,7 @@ class ReleaseMaker:
         self._base = {name: tensor.detach().clone() for name, tensor in weights}
 
     def make_release(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[PermittedRelease, dict[str, Tensor]]:
-        """Return what may leave now.
-
-        Raises:
-            ReleaseRefusedError: It stays sealed; `reason` tells why, and nothing has changed.
-        """
+        """Return what may leave now."""
         if self._policy is None or self.gate is None:
             raise ReleaseRefusedError(
                 ReleaseRefusal.TOO_FEW_CLIENTS, "release: the run has no [split.release], so adapters stay sealed"

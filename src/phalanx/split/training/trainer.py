@@ -77,11 +77,7 @@ class SplitTrainer(Protocol):
         ...
 
     def check_metadata(self, books: Mapping[str, object]) -> None:
-        """Check the metadata of a state before it is loaded.
-
-        Raises:
-            RollbackError: What they speak of has been turned back since.
-        """
+        """Check the metadata of a state before it is loaded."""
         ...
 
 
@@ -167,9 +163,6 @@ class BackTrainer:
 
         Returns:
             The gradient's norm, before clipping.
-
-        Raises:
-            FailedBatchError: It is not finite, or there was no target. Nothing was updated.
         """
         gradients, targets = self._named_gradients(), self.num_targets
         self.drop_microbatches()

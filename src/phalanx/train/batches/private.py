@@ -190,7 +190,6 @@ def site_rows(run: FederatedRun, data: SiteData, identity: Identity, own: Path) 
 
     Raises:
         ConfigError: The budget pays for no round, or earlier rounds of this directory were charged for other terms.
-        CertificateError: The key of the draw cannot be made, or others may have read it.
     """
     privacy, train = run.privacy, run.train
     if privacy is None:

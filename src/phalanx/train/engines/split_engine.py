@@ -150,11 +150,7 @@ class RemoteClients:
         return Scores.from_counts(scores.loss, scores.classes)
 
     def sum_losses(self, step: int, batch: Batch) -> float:
-        """Refuse: remote clients measure their own texts only.
-
-        Raises:
-            ConfigError: Always; a run file with ``[evaluate]`` excludes them.
-        """
+        """Refuse: remote clients measure their own texts only."""
         raise ConfigError("split.remote_clients: remote clients measure their own texts only; remove [evaluate]")
 
 

@@ -13,11 +13,6 @@ def open_policy(run: RunConfig, cache: Path) -> SignedPolicy | None:
 
     Args:
         cache: Directory to which a dataset of an object store is brought.
-
-    Raises:
-        ConfigError: The file is no policy.
-        PolicyError: A clause is broken, or the policy is not the signed one.
-        DataError: The run's dataset cannot be read.
     """
     if run.policy is None:
         return None
@@ -27,11 +22,7 @@ def open_policy(run: RunConfig, cache: Path) -> SignedPolicy | None:
 
 
 def facts_of_run(run: RunConfig, cache: Path) -> RunFacts:
-    """Return what is known of a run before it starts.
-
-    Raises:
-        DataError: The run's dataset cannot be read, or is not what its signer signed.
-    """
+    """Return what is known of a run before it starts."""
     guard, privacy = run.stage_guard, getattr(run, "privacy", None)
     dataset = run.data.dataset
     sources = None

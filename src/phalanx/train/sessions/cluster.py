@@ -173,9 +173,6 @@ def join_workers(
     `open_workers` starts the local ones; another than the default is for drills only. `say` takes a line about each
     calling party of another machine, from other threads; `book` follows all parties. Workers of other machines remember
     the length of `log`; those of this one live and die with the owner.
-
-    Raises:
-        ConfigError: A worker computes other bits than the run allows.
     """
     keep_freed_memory()
     wire = GrpcWire(home.owner, run.pipeline.transport)

@@ -75,9 +75,6 @@ def bench_chaos(quick: bool, only_finished: bool = False) -> dict[str, Any]:
 
     Returns:
         Rows and the blocks `kills` and `goodput`; a figure that was not measured is None.
-
-    Raises:
-        TrainingError: A run failed.
     """
     cache = cache_directory()
     finished = open_chaos_rows(cache / "bench" / "chaos.jsonl", code_version())

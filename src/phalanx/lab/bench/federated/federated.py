@@ -135,9 +135,6 @@ def bench_federated(quick: bool) -> dict[str, Any]:
 
     Args:
         quick: Two layers, two turns of one round, and a sum of a million values.
-
-    Raises:
-        TrainingError: An arm of ours failed, or two arms do not learn the same.
     """
     quick_sizes = {"layers": 2, "turns": 2, "rounds": 1, "summed_values": 1_000_000, "private_steps": 4}
     plan = FederatedPlan.model_validate(quick_sizes if quick else {})

@@ -55,9 +55,6 @@ def bench_checkpoint(quick: bool) -> dict[str, Any]:
 
     Returns:
         name, machine, commit, load and rows.
-
-    Raises:
-        TrainingError: A checkpoint could not be written.
     """
     every, rounds = (5, 3) if quick else (10, 8)
     run = scratch_run().model_copy(update={"checkpoint": CheckpointConfig(every=every, keep=1)})

@@ -26,9 +26,6 @@ def bench_overhead(quick: bool) -> dict[str, Any]:
 
     Returns:
         Rows, and the block `extrapolated`, which holds formulas and nothing measured.
-
-    Raises:
-        TrainingError: An arm failed.
     """
     return measure_overhead(overhead_shifts(quick), quick=quick)
 

@@ -84,9 +84,6 @@ def bench_overhead_law(quick: bool) -> dict[str, Any]:
 
     Returns:
         Rows of each arm, the fitted `law`, and `prices`, the measured and the predicted cost of each preset.
-
-    Raises:
-        TrainingError: An arm failed.
     """
     return measure_law(law_plans(quick), quick=quick)
 

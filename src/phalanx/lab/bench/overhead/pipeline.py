@@ -26,9 +26,6 @@ def bench_pipeline(quick: bool) -> dict[str, Any]:
 
     Returns:
         name, machine, commit, load and rows; a figure that was not measured is None.
-
-    Raises:
-        TrainingError: An arm failed.
     """
     return measure_pipeline(pipeline_workloads(quick), quick=quick)
 

@@ -141,9 +141,6 @@ def bench_split(quick: bool) -> dict[str, Any]:
           A plaintext run has the transport's digests and signatures, so its own share is not 0. TLS, which computes
           in threads of its own, is in no part, and in plaintext and sealed alike.
         - `meetings_s`: evidence, appraisal, tokens and keys of the whole run, once.
-
-    Raises:
-        PhalanxError: A run failed.
     """
     return measure_split(arms_of(quick), steps=10 if quick else 24, turns=2 if quick else 5, quick=quick)
 

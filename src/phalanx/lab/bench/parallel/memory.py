@@ -53,9 +53,6 @@ def bench_memory(quick: bool) -> dict[str, Any]:
 
     Returns:
         name, machine, commit, load and rows.
-
-    Raises:
-        TrainingError: A layout failed, or this system does not tell the memory of a process.
     """
     run = large_run()
     cases = [(run, keys) for keys in _LAYOUTS[: _NUM_QUICK if quick else None]]

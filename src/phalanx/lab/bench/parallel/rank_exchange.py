@@ -68,11 +68,7 @@ def _time_exchange(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def world_group() -> dist.ProcessGroup:
-    """Return the group of all ranks.
-
-    Raises:
-        TrainingError: They have not met.
-    """
+    """Return the group of all ranks."""
     group = dist.group.WORLD
     if group is None:
         raise TrainingError("bench: the ranks have not met")

@@ -39,11 +39,7 @@ _QUIET_TIMEOUT_S = 120.0
 
 
 def bench_posttrain(quick: bool) -> dict[str, Any]:
-    """Measure both objectives; progress goes to standard error.
-
-    Raises:
-        TrainingError: An arm failed, or the two sides do not learn the same.
-    """
+    """Measure both objectives; progress goes to standard error."""
     plan = PosttrainPlan(turns=2) if quick else PosttrainPlan()
     return measure_posttrain(plan, os.environ.get(PEER_VARIABLE) or None) | {"quick": quick}
 

@@ -36,11 +36,7 @@ class MedicalLab:
         self._material: tuple[tuple[str, int], Material] | None = None
 
     def __call__(self, cell: MedicalCell) -> Row:
-        """Run one cell.
-
-        Raises:
-            PhalanxError: The model cannot be had, or training cannot go on.
-        """
+        """Run one cell."""
         source, tokenizer, front = self._open_model()
         if self._material is None or self._material[0] != (cell.task, cell.seed):
             material = make_material(self._tasks[cell.task], tokenizer, self._size, cell.seed)

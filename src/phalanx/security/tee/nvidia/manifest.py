@@ -39,12 +39,7 @@ def read_manifest(data: bytes, trust: Trust, where: str) -> ReferenceManifest:
     """Read a manifest and check its signer.
 
     Args:
-        data: The file, as NVIDIA's service gives it.
         trust: NVIDIA's root for manifests, clock and revocation.
-        where: Name of the manifest in error messages.
-
-    Raises:
-        RefusedEvidenceError: Malformed, altered, ended, or not NVIDIA's.
     """
     root = parse_xml(data, where)
     path = check_signed_document(root, trust, where)

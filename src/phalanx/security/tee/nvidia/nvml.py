@@ -20,7 +20,6 @@ class NvmlAttester:
 
     Args:
         endorsements: Named documents that are sent with the evidence, such as ``driver_rim`` and ``vbios_rim``.
-        nvml: The bindings; the installed ones if left out.
     """
 
     kind = "nv-gpu"
