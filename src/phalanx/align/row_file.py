@@ -62,11 +62,7 @@ class ResumableRows:
         return rows
 
     def finish_file(self, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the file and its lineage, and return the latter.
-
-        Args:
-            rows: Those of `make` that are of use.
-        """
+        """Write the file and its lineage, and return the latter."""
         if not rows:
             raise DataError(f"{self._path}: no usable row to write: {json.dumps(figures)}")
         content = b"".join(canonical_json(row) + b"\n" for row in rows)

@@ -22,11 +22,7 @@ _PATH_KEYS = frozenset({"path", "home", "train", "test", "prompts", "template", 
 
 
 def check_relative_paths(data: Any, file: Path) -> None:
-    """Refuse a relative path that leads nowhere from the working directory and to a file from the run file's own.
-
-    Args:
-        data: What the file says, as plain data.
-    """
+    """Refuse a relative path that leads nowhere from the working directory and to a file from the run file's own."""
     home = file.parent
     for key, value in _find_paths(data):
         path = Path(value)

@@ -92,11 +92,7 @@ def _recipe_toml(config: DataConfig) -> str:
 
 
 def open_own_shards(home: Path, signer: str | None) -> Dataset:
-    """Open a run's own shards, with every token and further file checked.
-
-    Args:
-        signer: Fingerprint of the key that must have signed it; None: any.
-    """
+    """Open a run's own shards, with every token and further file checked."""
     try:
         shards = open_dataset(home, signer)
         for split in SPLITS:

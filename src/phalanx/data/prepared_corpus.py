@@ -36,11 +36,7 @@ class PreparedCorpus(Corpus):
 
 
 def open_corpus(directory: Path, layout: SequenceLayout, signer: str | None = None) -> PreparedCorpus:
-    """Check a prepared corpus and open it.
-
-    Args:
-        signer: Fingerprint of the key that must have signed it; None: any.
-    """
+    """Check a prepared corpus and open it."""
     shards, manifest_path = open_own_shards(directory, signer), directory / MANIFEST_FILE
     if MANIFEST_FILE not in shards.manifest.files:
         raise DataError(f"{directory}: was not made by a run; use it as data.dataset")

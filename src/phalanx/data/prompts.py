@@ -33,11 +33,7 @@ PROMPT = "prompt"
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """One line of a file of prompts.
-
-    Attributes:
-        asked: The conversation that the prompt is; None where it is text.
-    """
+    """One line of a file of prompts."""
 
     where: str
     text: str

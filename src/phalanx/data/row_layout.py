@@ -100,11 +100,7 @@ def iterate_lines(file: Path) -> Iterator[bytes]:
 
 
 def chats_read_as_text(sources: Sequence[SourceSettings], key: str) -> list[str]:
-    """Return a warning for each source that reads conversations or preferences as text; one look at its first file.
-
-    Args:
-        key: Where they stand in the run file or the recipe.
-    """
+    """Return a warning for each source that reads conversations or preferences as text; one look at its first file."""
     warnings: list[str] = []
     for number, source in enumerate(sources):
         path = getattr(source, "path", None)

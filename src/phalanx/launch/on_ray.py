@@ -84,9 +84,6 @@ def run_on_ray(launch: Launch, address: str | None) -> int:
     Args:
         launch: The owner's keys must be here, the workers' where Ray may place them.
         address: Address of a running cluster for `ray.init`; None starts one on this machine for this run.
-
-    Returns:
-        The owner's exit code.
     """
     if not launch.has_owner:
         raise ConfigError(f"--engine ray: the owner runs here, but {launch.keys_directory} lacks its keys")

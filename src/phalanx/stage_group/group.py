@@ -99,9 +99,6 @@ class StageGroup:
     def give_order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Have something done by all ranks.
 
-        Args:
-            given: Tensors of the command, by name.
-
         Raises:
             StaleReplicaError: A state is asked for that is not kept. Nothing was changed.
         """

@@ -179,9 +179,6 @@ def replay(
 
     Args:
         origin: Names where in the order of the new data it goes on; None begins anew.
-
-    Returns:
-        As `train`.
     """
     if origin is None:
         return train(run, run_dir, console=console)

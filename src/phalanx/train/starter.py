@@ -46,11 +46,7 @@ class Answers:
 
 
 def run_file(way: str, answers: Answers) -> str:
-    """Return the text of a run file.
-
-    Args:
-        way: One of `STARTERS`.
-    """
+    """Return the text of a run file."""
     if way not in STARTERS:
         raise ConfigError(f"kind: found {way!r}; expected one of {', '.join(STARTERS)}")
     return STARTERS[way].write(answers)

@@ -278,9 +278,6 @@ def bodies_by_kind(classes: Iterable[type[_Body]]) -> dict[str, type[_Body]]:
 def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]) -> _Body:
     """Parse a frame's body.
 
-    Args:
-        known: Table from `bodies_by_kind`.
-
     Raises:
         OutOfBoundsError: All fields are there and of the right types, and values are beyond their bounds.
         FrameError: The kind is unknown, or a field is missing, unknown or of the wrong type.

@@ -40,11 +40,7 @@ WORK = ".work"
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build; none of them changes a byte of the result.
-
-    Attributes:
-        open_engine: Returns what performs the tasks, and ends with the build.
-    """
+    """Options of a build; none of them changes a byte of the result."""
 
     open_engine: Callable[[BuildWorker], AbstractContextManager[BuildEngine]] = open_local
     code_home: Path = Path()

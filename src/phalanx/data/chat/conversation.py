@@ -110,9 +110,6 @@ def parse_conversation(found: Mapping[str, Any], shape: Shape = "auto", ignore: 
     Fields of the object beside its turns, `tools`, `system` and `weight` are not looked at; a field of a message that
     is not known is an error, unless it is null.
 
-    Args:
-        ignore: Fields of a message that are not looked at either.
-
     Raises:
         DataError: It is empty, or a turn is wrong; the message names the turn, the caller knows file and line.
     """

@@ -109,14 +109,7 @@ class AnswerEncoder(Closeable):
 
 
 class PreferenceFiles(JsonLines):
-    """One preference per line; other lines are an error, or are left out and counted.
-
-    Args:
-        broken: Treatment of a line that is no preference.
-
-    Attributes:
-        num_dropped: Lines that were left out by the last reading.
-    """
+    """One preference per line; other lines are an error, or are left out and counted."""
 
     def __init__(self, config: PreferenceSource, broken: Policy) -> None:
         super().__init__(config, (".jsonl",))

@@ -40,11 +40,7 @@ from phalanx.errors import DataError
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """One line of the table.
-
-    Attributes:
-        config: Section of a run file; its `kind` is the name.
-    """
+    """One line of the table."""
 
     config: type[SourceSettings]
     open: Callable[[Any], Source]
@@ -89,11 +85,7 @@ def _own_entry(kind: str, found: Any) -> SourceEntry:
 
 
 def links_out_of(sources: Sequence[SourceSettings], key: str) -> list[str]:
-    """Return a warning for each source with links to text beside its folder, which is read.
-
-    Args:
-        key: Where the sources stand in the run file or the recipe.
-    """
+    """Return a warning for each source with links to text beside its folder, which is read."""
     warnings = []
     for number, source in enumerate(sources):
         path = getattr(source, "path", None)

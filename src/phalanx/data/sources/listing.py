@@ -146,9 +146,6 @@ class FolderListing:
         root: The folder; where it is a link itself, its target.
         wanted: Suffixes of the files that are read, in lower case.
         linked_roots: Further folders that links may lead into.
-
-    Attributes:
-        files: All files, skipped ones too; not sorted.
     """
 
     def __init__(self, root: Path, wanted: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> None:

@@ -58,11 +58,7 @@ class FileSettings(SourceSettings):
 
 @dataclass(frozen=True)
 class RawRecord:
-    """One record of a file, not yet a document.
-
-    Attributes:
-        value: Values that were already taken out when the file was cut.
-    """
+    """One record of a file, not yet a document."""
 
     name: str
     content: bytes

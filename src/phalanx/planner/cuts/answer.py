@@ -50,11 +50,7 @@ class Cost:
 
 
 def cost_of(shape: ModelShape, recipe: Recipe, parties: Parties, depth: int) -> Cost:
-    """Return the cost of a cut.
-
-    Args:
-        parties: A client, the enclave and the link between them.
-    """
+    """Return the cost of a cut."""
     tokens, back = microbatch_tokens(_ALONE, recipe), shape.layers - depth
     flops = forward_flops(shape, recipe.sequence_length)
     # each client has its share of the microbatches, and they work side by side

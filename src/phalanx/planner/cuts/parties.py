@@ -77,11 +77,7 @@ class Parties(StrictModel):
 
 
 def parties_here(machine: Cluster) -> Parties:
-    """Return client and enclave as two ranks of one machine, loopback between them.
-
-    Args:
-        machine: Machine of 2 ranks.
-    """
+    """Return client and enclave as two ranks of one machine, loopback between them."""
     device = machine.devices[machine.pools[0].device]
     side = PartyMachine(memory_gib=device.memory_gib, tflops=(device.fp32_tflops or 0.0) * machine.efficiency)
     return Parties(title=machine.title, client=side, enclave=side, link="loopback")

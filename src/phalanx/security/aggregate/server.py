@@ -59,9 +59,6 @@ class SumResult:
 class SumServer:
     """The server's side of one round.
 
-    Attributes:
-        invitation: The signed terms, for every client of the cohort.
-
     Each `take` has a `bringer`: the client that the carrier proves a message to come from, which must have signed it;
     left empty where a carrier proves none.
 

@@ -29,9 +29,6 @@ class PersonSigner(Protocol):
 class AccessLog:
     """An append-only file of events, each signed by who acted; many people write it in turn.
 
-    Args:
-        scope: Name that every line bears.
-
     Guarantees:
         `append_event` refuses a file whose last line is cut, or that lacks the line of a head that the caller
         remembers. It hashes all lines and checks the signature of none; `read_access_log` checks each.

@@ -49,11 +49,7 @@ class SignedHead(HeadEntry):
 
 @dataclass(frozen=True)
 class KnownHead:
-    """A head that a log must contain.
-
-    Attributes:
-        where: The place or party that knows it, for messages.
-    """
+    """A head that a log must contain."""
 
     head: LogHead
     where: str

@@ -37,9 +37,6 @@ class AuditLog(Closeable):
             or signer, or another process has it open. The file is then as it was.
         DiskError: It cannot be read or written; the file is then as it was.
 
-    Attributes:
-        public_lines: The lines that every worker knows of, and the heads that workers are told.
-
     Guarantees:
         Events survive the end of the process once `append` returns, and that of the machine once `sync` does.
         Safe to use from several threads; Ctrl-C and SIGTERM wait for the end of a line (see `interruptible`).

@@ -61,11 +61,7 @@ class PublicHead(StrictModel):
 
 
 class PublicEntries:
-    """The public lines of one log, from which the heads for workers are made.
-
-    Args:
-        identity: The identity that signs the heads.
-    """
+    """The public lines of one log, from which the heads for workers are made."""
 
     def __init__(self, identity: Identity, run: str) -> None:
         self._identity, self._run = identity, run
@@ -98,11 +94,7 @@ class PublicEntries:
         return self._last_head
 
     def check_known_head(self, known: PublicHead, where: str) -> None:
-        """Compare the log with a head that its owner has signed.
-
-        Args:
-            where: The place or party that knows it, for the message.
-        """
+        """Compare the log with a head that its owner has signed."""
         lack = describe_missing_entry(self._digests, known.required_entry(self._boot), where)
         if lack is not None:
             raise CutLogError(f"the audit log {lack}, by this owner's signature")

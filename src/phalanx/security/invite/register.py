@@ -107,9 +107,6 @@ class Invitations:
 
         Asked again by the same keys, as after an answer that was lost, it gives the same certificate.
 
-        Returns:
-            The directory with the certificate.
-
         Raises:
             PeerRefusedError: Wrong, used, expired or taken back.
         """

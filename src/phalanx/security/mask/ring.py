@@ -32,11 +32,7 @@ _FEW = 4096
 
 
 class FloatMatrix:
-    """A matrix as limbs in float64: one where its columns are small enough, more where they are not.
-
-    Args:
-        values: Elements of the ring, in a form that `ring_matrix` takes.
-    """
+    """A matrix as limbs in float64: one where its columns are small enough, more where they are not."""
 
     def __init__(self, values: ArrayLike) -> None:
         integers = centred_integers(values)

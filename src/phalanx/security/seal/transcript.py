@@ -20,11 +20,7 @@ _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 
 @dataclass(frozen=True)
 class ChainHead:
-    """The head of a chain.
-
-    Attributes:
-        digest: Over all of them, in order.
-    """
+    """The head of a chain."""
 
     num_frames: int
     digest: str
@@ -45,11 +41,7 @@ def first_head(context: Context, direction: Direction, epoch: int) -> ChainHead:
 
 @dataclass(frozen=True)
 class TranscriptStatement:
-    """One side's signed statement about all frames of a channel.
-
-    Attributes:
-        party: The party that states it.
-    """
+    """One side's signed statement about all frames of a channel."""
 
     party: str
     run: str

@@ -38,11 +38,7 @@ MakeEvidence = Callable[[Binding], bytes]
 
 
 class EnclaveHandshake:
-    """The enclave's side of the handshake.
-
-    Args:
-        appraiser: Appraiser of clients that must bring evidence; None where none must.
-    """
+    """The enclave's side of the handshake."""
 
     def __init__(
         self,
@@ -103,9 +99,6 @@ class ClientHandshake:
     Args:
         policy: Reads the policy that is accepted now.
         make_evidence: Gives this client's own; None where it has none to give.
-
-    Attributes:
-        result: Result of the latest appraisal; None before the first one.
     """
 
     def __init__(

@@ -65,9 +65,6 @@ def mask_linears(module: nn.Module, offload: OffloadClient, names: Sequence[str]
         names: Names of layers to replace, without the ``base_layer`` of adapters; all that can be replaced when left
             out.
 
-    Returns:
-        The names of the layers that were replaced, in the module's order.
-
     Raises:
         ModelError: A named layer is missing, not linear, or trained; or nothing can be replaced.
     """

@@ -47,11 +47,7 @@ def run_masked_worker(config: MaskedWorkerConfig, multiplier: Multiplier | None 
 
 
 class ProductService:
-    """A service that answers one trusted side's frames, in the order in which they come.
-
-    Args:
-        endpoint: This worker's; it knows no other party than the trusted side.
-    """
+    """A service that answers one trusted side's frames, in the order in which they come."""
 
     def __init__(self, endpoint: Endpoint, multiplier: Multiplier) -> None:
         self._endpoint, self._multiplier = endpoint, multiplier

@@ -28,11 +28,7 @@ from phalanx.telemetry import PhaseTimer
 
 @dataclass(frozen=True)
 class SplitStep:
-    """The result of one step.
-
-    Attributes:
-        guard: Report of the guard of middle stages; None where the enclave holds them itself.
-    """
+    """The result of one step."""
 
     loss: float
     num_targets: int
@@ -48,9 +44,6 @@ class SplitDriver(OwnerRequests):
         owner: Keeps sealed states and asks for the release.
         clients: In the order of their turns.
         front: Frozen front part of all clients.
-
-    Attributes:
-        timer: Phases of the steps, as this process sees them.
     """
 
     def __init__(

@@ -56,11 +56,7 @@ class ReleaseMaker:
         return {f"{_BASE}{name}": tensor for name, tensor in self._base.items()}, self.gate.release_counts()
 
     def restore_release(self, tensors: dict[str, Tensor], books: Mapping[str, object]) -> dict[str, Tensor]:
-        """Take over a state.
-
-        Returns:
-            The tensors that are not about releases.
-        """
+        """Take over a state."""
         base = {name.removeprefix(_BASE): tensor for name, tensor in tensors.items() if name.startswith(_BASE)}
         if self._policy is not None:
             if base.keys() != self._base.keys():

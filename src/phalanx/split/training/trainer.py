@@ -159,11 +159,7 @@ class BackTrainer:
             self.back.train()
 
     def step(self) -> float:
-        """Take one step with the mean gradient over all targets since the last one.
-
-        Returns:
-            The gradient's norm, before clipping.
-        """
+        """Take one step with the mean gradient over all targets since the last one."""
         gradients, targets = self._named_gradients(), self.num_targets
         self.drop_microbatches()
         return self.apply_gradients(gradients, targets)

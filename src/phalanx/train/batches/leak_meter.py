@@ -24,11 +24,7 @@ _STEP_OF_LENGTH = 8
 
 @dataclass(frozen=True)
 class LeakReading:
-    """One measurement.
-
-    Attributes:
-        figures: As `LeakLosses.read_leak` returns them.
-    """
+    """One measurement."""
 
     figures: dict[str, float]
     wall_s: float

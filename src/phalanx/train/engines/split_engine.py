@@ -155,11 +155,7 @@ class RemoteClients:
 
 
 class SplitEngine:
-    """The loop's engine over clients and an enclave.
-
-    Attributes:
-        costs: CPU seconds of the steps so far, at both ends.
-    """
+    """The loop's engine over clients and an enclave."""
 
     def __init__(self, lead: SplitLead, clients: ClientWork) -> None:
         self.costs = Costs()

@@ -9,11 +9,7 @@ from phalanx.train.config import RunConfig, SplitRun
 
 
 def open_policy(run: RunConfig, cache: Path) -> SignedPolicy | None:
-    """Read the policy of a run, and refuse a run that breaks it before it starts; None where it has none.
-
-    Args:
-        cache: Directory to which a dataset of an object store is brought.
-    """
+    """Read the policy of a run, and refuse a run that breaks it before it starts; None where it has none."""
     if run.policy is None:
         return None
     signed = run.policy.read_policy()

@@ -283,11 +283,7 @@ class BaseRun(StrictModel):
             raise ConfigError(f"train.epochs = {self.train.epochs:g} is train.steps = {steps}: {reasons}") from exc
 
     def require_steps(self, reader: str) -> None:
-        """Return where the run file gives its length in steps.
-
-        Args:
-            reader: Reader of the length, for the message.
-        """
+        """Return where the run file gives its length in steps."""
         if self.train.epochs is not None:
             raise ConfigError(
                 f"train.epochs = {self.train.epochs:g}: {reader} does not count the training text, but `phalanx "

@@ -321,11 +321,7 @@ def list_participants(run: StagedRun, home: RunDirectory, history: RunHistory) -
 def opening_facts(
     run: StagedRun, home: RunDirectory, source: ModelSource, names: Sequence[str], session: str, draw: AuditDraw
 ) -> dict[str, Any]:
-    """Return the additional facts of a pipeline session's first event.
-
-    Args:
-        names: Workers that take part from the beginning.
-    """
+    """Return the additional facts of a pipeline session's first event."""
     stages = [
         {key: getattr(row, key) for key in ("index", "layers", "parameters", "holder", "shadow")}
         for row in estimate_stages(run, source, names)

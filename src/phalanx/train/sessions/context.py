@@ -95,9 +95,6 @@ class SessionContext(Generic[RunT_co]):
         """Log and print this session's changes of the run file, then make it the run directory's.
 
         The log comes first: a crash in between leaves a directory that says less than the log, never more.
-
-        Args:
-            step: The next one, from which the changes hold.
         """
         changes = self.home.changes
         if changes is None:

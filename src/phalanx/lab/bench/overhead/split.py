@@ -128,9 +128,6 @@ Row = dict[str, Any]
 def bench_split(quick: bool) -> dict[str, Any]:
     """Measure plaintext, sealed and masked, each size beside its own plaintext; progress goes to standard error.
 
-    Args:
-        quick: End within 10 minutes on 2 cores.
-
     Returns:
         name, machine, commit, load and rows. All costs are CPU seconds of both processes, clients and enclave, in a
         median step; masked workers are not in them.

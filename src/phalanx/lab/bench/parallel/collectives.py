@@ -38,9 +38,6 @@ def bench_collectives(quick: bool) -> dict[str, Any]:
 
     Args:
         quick: Two ranks and three sizes alone: what ``phalanx plan --probe`` needs, in half a minute.
-
-    Returns:
-        name, machine, commit, load, the link that fits, and rows.
     """
     sizes = (_SIZES[0], _SIZES[2], _SIZES[3]) if quick else _SIZES
     return measure_collectives(_RANKS[:1] if quick else _RANKS, sizes, _OPERATIONS, quick=quick)

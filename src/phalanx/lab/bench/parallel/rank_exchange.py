@@ -44,9 +44,6 @@ def _check_all_reduce(order: dict[str, Any]) -> dict[str, Any]:
 def _time_exchange(order: dict[str, Any]) -> dict[str, Any]:
     """Time one operation.
 
-    Args:
-        order: ``op``, ``bytes``, and how often: ``times``.
-
     Returns:
         Median and least seconds until the last rank was done, and CPU seconds of this rank for one time.
     """

@@ -45,11 +45,7 @@ def bench_posttrain(quick: bool) -> dict[str, Any]:
 
 
 def measure_posttrain(plan: PosttrainPlan, python: str | None) -> dict[str, Any]:
-    """Let the arms of each objective take turns.
-
-    Args:
-        python: Python of the peer's environment; None leaves its figures null.
-    """
+    """Let the arms of each objective take turns."""
     load = load_average()
     rows: list[dict[str, Any]] = []
     for objective in PEERS:

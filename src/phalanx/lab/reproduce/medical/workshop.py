@@ -24,11 +24,7 @@ _PUBLIC_TEXT = "The patient was admitted to hospital with a fever and was sent h
 
 
 class MedicalLab:
-    """A runner of cells that keeps models, states and clients for the next cell.
-
-    Args:
-        tasks: The labelled texts, by name.
-    """
+    """A runner of cells that keeps models, states and clients for the next cell."""
 
     def __init__(self, size: MedicalSize, tasks: Mapping[str, LabelledExamples], cache: Path, say: Say) -> None:
         self._size, self._tasks, self._cache, self._say = size, tasks, cache, say

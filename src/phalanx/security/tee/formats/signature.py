@@ -54,9 +54,6 @@ def check_x509_signature(spki: bytes, algorithm: bytes, signature: bytes, signed
     """Check a signature in the form that certificates and revocation lists have.
 
     Successful checks are remembered: a vendor's chain is the same in every report.
-
-    Args:
-        spki: Public key of the signer.
     """
     key = load_key(spki, where)
     parameters = DerReader(algorithm, where).enter_element()

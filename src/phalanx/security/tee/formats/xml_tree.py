@@ -116,11 +116,7 @@ class _TreeBuilder:
 
 
 def canonical_xml(element: XmlElement, without: XmlElement | None = None) -> bytes:
-    """Write an element in the canonical form; as a part of its document, with the namespaces that are in scope there.
-
-    Args:
-        without: An element below it that is left out.
-    """
+    """Write an element in the canonical form; as part of its document, with the namespaces that are in scope there."""
     return "".join(_write_element(element, without, {})).encode("utf-8")
 
 

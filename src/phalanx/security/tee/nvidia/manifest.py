@@ -36,11 +36,7 @@ class ReferenceManifest:
 
 
 def read_manifest(data: bytes, trust: Trust, where: str) -> ReferenceManifest:
-    """Read a manifest and check its signer.
-
-    Args:
-        trust: NVIDIA's root for manifests, clock and revocation.
-    """
+    """Read a manifest and check its signer."""
     root = parse_xml(data, where)
     path = check_signed_document(root, trust, where)
     if root.expanded_name != (_SWID, "SoftwareIdentity"):
