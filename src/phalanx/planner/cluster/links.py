@@ -152,11 +152,6 @@ def send_seconds(size: float, link: Link) -> float:
     return link.latency_s + size / link.bytes_per_s
 
 
-def gather_to_one(size: float, ranks: int, link: Link) -> float:
-    """Return the seconds until one rank has received `size` bytes from each, and each its sum; a ring avoids this."""
-    return 2 * (link.latency_s + (ranks - 1) * size / link.bytes_per_s)
-
-
 def ring_bound(size: float, ranks: int, link: Link) -> float:
     """Fewest seconds of any all-reduce by bandwidth alone."""
     return 2 * (ranks - 1) / ranks * size / link.bytes_per_s

@@ -17,9 +17,7 @@ _SIZES = (4 * _KIB, 64 * _KIB, 512 * _KIB, 4 * _MIB, 16 * _MIB)
 _RANKS = (2, 4, 8)
 _OPERATIONS = (
     "all_reduce",
-    "all_reduce_halving_doubling",
     "all_reduce_direct",
-    "gather_to_one",
     "reduce_scatter",
     "reduce_scatter_direct",
     "all_gather",
@@ -94,11 +92,9 @@ def _fit_link(rows: Sequence[Row], cores: int | None) -> Link | None:
 def _with_bounds(row: Row, link: Link | None) -> Row:
     """Return the bandwidth bound of an all-reduce, and the planner's estimate with the fitted link."""
     op, ranks, size = row["op"], row["ranks"], row["bytes"]
-    sums = op.startswith("all_reduce") or op == "gather_to_one"
-    bound = model.ring_bound(size, ranks, link) if link is not None and sums else None
+    bound = model.ring_bound(size, ranks, link) if link is not None and op.startswith("all_reduce") else None
     planned = {
         "all_reduce": model.all_reduce,
-        "gather_to_one": model.gather_to_one,
         "reduce_scatter_direct": model.reduce_scatter,
         "all_gather": model.all_gather,
         "all_gather_direct": model.all_gather,
