@@ -45,9 +45,6 @@ def aggregate_updates(
         byzantine: Number of clients that may lie.
         before: Names in `PRE_STEPS`, in order.
         chance: Generator for steps that draw; a fixed seed if None.
-
-    Raises:
-        ConfigError: An unknown name, or more may lie than the rule stands.
     """
     unknown = [name for name in (rule, *before) if name not in (AGGREGATORS if name == rule else PRE_STEPS)]
     if unknown:

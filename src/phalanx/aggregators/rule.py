@@ -60,11 +60,7 @@ class Aggregator:
     source: str
 
     def __call__(self, updates: Tensor, byzantine: int) -> Tensor:
-        """Aggregate after a look at whether the rule can do so.
-
-        Raises:
-            ConfigError: More may be Byzantine than the rule stands, or the updates are not as a rule takes them.
-        """
+        """Aggregate after a look at whether the rule can do so."""
         if updates.ndim != 2 or not len(updates) or not updates.is_floating_point():
             raise ConfigError(f"updates: {updates.dtype}{list(updates.shape)}, expected a float matrix, a row a client")
         if not 0 <= byzantine <= (max_byzantine := self.max_byzantine(len(updates))):
@@ -250,9 +246,6 @@ Byzantine."""
 
 def nearest_neighbour_mixing(updates: Tensor, byzantine: int, chance: torch.Generator) -> tuple[Tensor, int]:
     """Replace each update by the mean of the n - f that are nearest to it, itself among them.
-
-    Raises:
-        ConfigError: As many may be Byzantine as there are.
 
     Source: Allouah et al. 2023 (NNM).
     """

@@ -74,9 +74,6 @@ class PairChoice:
         writer: Answers each prompt twice; once where prompts bring demonstrations.
         choose: Chooses between two answers; None for demonstrations, each of which is better than the model's answer.
         told: Entries of the lineage: principles and judge.
-
-    Raises:
-        DataError: A prompt cannot be answered, or brings no demonstration where one is needed; names its line.
     """
 
     def __init__(

@@ -40,11 +40,7 @@ class ModelJudge:
         return {"kind": "model", "model": self._writer.writer_digest}
 
     def first_probability(self, question: str) -> float:
-        """Return the probability of A, of A and B, as the first thing that it says.
-
-        Raises:
-            DataError: The question does not fit into its window.
-        """
+        """Return the probability of A, of A and B, as the first thing that it says."""
         first, second = self._writer.log_probs([user_message(question)], _LETTERS)
         # a difference beyond this is certain, and exp would overflow
         return 1.0 / (1.0 + math.exp(min(second - first, 700.0)))

@@ -16,11 +16,7 @@ Shape = Literal["pairs", "conversations"]
 
 
 def read_outcomes(path: Path) -> list[AskedPrompt]:
-    """Read outcomes as `phalanx align safety --out` writes them, or another tool: a prompt, ``harmful``, the answer.
-
-    Raises:
-        DataError: Names file and line: a field is missing or of another type.
-    """
+    """Read outcomes as `phalanx align safety --out` writes them, or another tool: a prompt, ``harmful``, the answer."""
     outcomes = []
     for place, record in read_records(path):
         outcome = parse_safety_prompt(record, place)

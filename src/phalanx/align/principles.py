@@ -118,11 +118,7 @@ class Constitution(StrictModel):
 
 
 def load_constitution(path: Path) -> Constitution:
-    """Read principles: ``[[principle]]`` sections of a TOML file, or an object a line of a ``.jsonl`` file.
-
-    Raises:
-        ConfigError: Names file and key: unknown, missing, empty or duplicate.
-    """
+    """Read principles: ``[[principle]]`` sections of a TOML file, or an object a line of a ``.jsonl`` file."""
     if path.suffix != ".jsonl":
         return load_config(path, Constitution)
     try:

@@ -42,11 +42,7 @@ class AskedPrompt:
 
 
 def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
-    """Read one prompt.
-
-    Raises:
-        DataError: It is empty, has no words, or ends with the assistant's message.
-    """
+    """Read one prompt."""
     prompt, messages = record.get("prompt"), record.get("messages")
     # pairs and conversations may be asked again: an answer at the end is not part of what is asked
     if isinstance(prompt, list) and messages is None:
@@ -72,20 +68,12 @@ def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
 
 
 def read_prompts(path: Path) -> list[AskedPrompt]:
-    """Read a file of prompts.
-
-    Raises:
-        DataError: Names file and line: no JSON, no prompt, or an empty one; or the file has none.
-    """
+    """Read a file of prompts."""
     return [prompt_of(record, place) for place, record in read_records(path)]
 
 
 def read_records(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Read the objects of a file of JSON lines, each with file and line.
-
-    Raises:
-        DataError: It cannot be read, a line is no object, or there is none.
-    """
+    """Read the objects of a file of JSON lines, each with file and line."""
     try:
         note_file_read(path)
         lines = path.read_bytes().splitlines()

@@ -13,12 +13,6 @@ from phalanx.errors import DataError
 class Revision:
     """The loop that makes conversations for supervised fine-tuning.
 
-    Args:
-        constitution: Principles; one is drawn for each round of each prompt.
-
-    Raises:
-        DataError: A prompt cannot be answered; names its line.
-
     Source: Bai et al. 2022, section 3.
     """
 

@@ -62,14 +62,7 @@ class ResumableRows:
         return rows
 
     def finish_file(self, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the file and its lineage, and return the latter.
-
-        Args:
-            rows: Those of `make` that are of use.
-
-        Raises:
-            DataError: No row is of use; or the disk does not take it.
-        """
+        """Write the file and its lineage, and return the latter."""
         if not rows:
             raise DataError(f"{self._path}: no usable row to write: {json.dumps(figures)}")
         content = b"".join(canonical_json(row) + b"\n" for row in rows)
@@ -86,11 +79,7 @@ class ResumableRows:
         return lineage
 
     def read_lineage(self) -> dict[str, Any] | None:
-        """Return the lineage of the file where it is whole already; None where it is still to be made.
-
-        Raises:
-            DataError: It is there, and of something else, or was changed.
-        """
+        """Return the lineage of the file where it is whole already; None where it is still to be made."""
         if not self._path.exists():
             return None
         try:

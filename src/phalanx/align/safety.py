@@ -51,11 +51,7 @@ def refusal_by_judge(judge: Judge) -> IsRefusal:
 
 
 def safety_prompts(path: Path | None) -> list[AskedPrompt]:
-    """Read prompts that say whether they are harmful; None reads the prompts of this package.
-
-    Raises:
-        DataError: Names file and line: no prompt, or no ``harmful`` that is true or false.
-    """
+    """Read prompts that say whether they are harmful; None reads the prompts of this package."""
     prompts = [
         parse_safety_prompt(record, place) for place, record in read_records(SAFETY_SET if path is None else path)
     ]
@@ -76,9 +72,6 @@ class SafetyCheck:
         is_refusal: The rule by which an answer counts as a refusal.
         violation: A regular expression of what no answer may say; left out, an answer to a harmful prompt violates
             where it is no refusal.
-
-    Raises:
-        DataError: A prompt cannot be answered; names its line.
     """
 
     def __init__(
@@ -142,9 +135,6 @@ def hook_prompts(hook: Callable[..., Any], writer: Writer, seed: int, where: str
             ``harmful``, which is true where left out.
         seed: Seed of the model's answers.
         where: Name of the hook in error messages.
-
-    Raises:
-        DataError: It gives something else, or nothing.
     """
     asked_so_far = 0
 

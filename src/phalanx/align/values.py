@@ -55,11 +55,7 @@ def value_gaps(pairs: Sequence[AskedPrompt], values: RewardScorer, smallest: flo
 
 
 def read_pairs(path: Path) -> list[AskedPrompt]:
-    """Read pairs, as `phalanx align choose` writes them: a prompt with ``chosen`` and ``rejected``.
-
-    Raises:
-        DataError: Names file and line: a field is missing or no text.
-    """
+    """Read pairs, as `phalanx align choose` writes them: a prompt with ``chosen`` and ``rejected``."""
     pairs = []
     for place, record in read_records(path):
         for side in ("chosen", "rejected"):

@@ -28,11 +28,7 @@ class BestCheckpoint:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "BestCheckpoint":
-        """Read it from an event.
-
-        Raises:
-            KeyError: It lacks what such an event has, or its loss is no finite number.
-        """
+        """Read it from an event."""
         step, on, loss = body["step"], body["on"], body["loss"]
         if type(step) is not int or not isinstance(on, str) or type(loss) is not float or not math.isfinite(loss):
             raise KeyError("best")
@@ -53,11 +49,7 @@ class CertifiedCheckpoints:
     _announced: set[int] = field(default_factory=set)
 
     def follow_event(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Follow one event; others than those about checkpoints change nothing.
-
-        Raises:
-            KeyError: It lacks what such an event has.
-        """
+        """Follow one event; others than those about checkpoints change nothing."""
         if kind == "checkpoint":
             self._announced.add(body["step"])
         elif kind == "checkpoint_saved":
@@ -82,10 +74,6 @@ class CertifiedCheckpoints:
         Args:
             step: Step of the newest checkpoint; None when there is none.
             where: Name of the checkpoint in error messages.
-
-        Raises:
-            CheckpointError: It is older than the log says, or of another writing of its step, or the log
-                never announced a checkpoint of its step.
         """
         newest = self.newest_step
         if newest is not None and (step is None or step < newest):

@@ -143,11 +143,7 @@ def _end_answers(path: Path, end_of_turn: int, end_of_text: object) -> None:
 
 
 def copy_run_tokenizer(tokenizer: RunTokenizer, target: Path) -> None:
-    """Copy a run's tokenizer with its companions, and the chat template of the run in the place of the model's.
-
-    Raises:
-        OSError: A file cannot be read or written.
-    """
+    """Copy a run's tokenizer with its companions, and the chat template of the run in the place of the model's."""
     copy_tokenizer(tokenizer.file, target)
     if tokenizer.template is not None:
         shutil.copyfile(tokenizer.template, target / TEMPLATE_FILE)

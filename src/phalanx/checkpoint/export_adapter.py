@@ -62,11 +62,7 @@ def merge_weights(
     source: ModelSource,
     adapter: AdapterConfig,
 ) -> dict[str, Tensor]:
-    """Return the model's own weights with the adapter added.
-
-    Raises:
-        CheckpointError: The adapter cannot be a part of weights, or is of another model.
-    """
+    """Return the model's own weights with the adapter added."""
     if isinstance(adapter, PrefixConfig | PromptEncoderConfig):
         raise CheckpointError("model.adapter: virtual tokens are not weights of the model; remove --merge")
     weights = read_weights(source)

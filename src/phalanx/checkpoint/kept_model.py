@@ -97,15 +97,7 @@ def check_kept(run_dir: Path, state: Mapping[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def open_kept(run_dir: Path, key: KeyHolder | None, run: str) -> Iterator[tuple[ModelSource, RunTokenizer]]:
-    """Open what `check_kept` has found to be whole: the model without weights, and the tokenizer of its run.
-
-    Args:
-        key: Key of the run's checkpoints; None where they are not encrypted.
-
-    Raises:
-        CheckpointError: It is of another version, or the key is another one.
-        ModelError: The config is of a family that is not known here.
-    """
+    """Open what `check_kept` has found to be whole: the model without weights, and the tokenizer of its run."""
     home = run_dir / KEPT_MODEL
     if not (home / _PACK).is_file():
         yield _open_home(home)

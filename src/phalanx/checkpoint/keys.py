@@ -36,11 +36,7 @@ class KeyHolder(Protocol):
         ...
 
     def unwrap_key(self, wrapped: bytes, about: bytes) -> bytes:
-        """Decrypt a data key.
-
-        Raises:
-            CheckpointError: It was wrapped by another key or for something else, or was altered.
-        """
+        """Decrypt a data key."""
         ...
 
 
@@ -160,11 +156,7 @@ def open_key(where: str) -> KeyHolder:
 
 
 def write_new_key(path: Path) -> str:
-    """Draw a key and write it to a new file of mode 0600.
-
-    Raises:
-        CertificateError: The file exists already, or cannot be written.
-    """
+    """Draw a key and write it to a new file of mode 0600."""
     key = secrets.token_bytes(_KEY_BYTES)
     write_private(path, key.hex().encode() + b"\n")
     return LocalKey(key).name

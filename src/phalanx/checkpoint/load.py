@@ -126,9 +126,6 @@ class Checkpoint:
 
         Args:
             digest: Digest from `phalanx.data.tokenizers.vocabulary_digest`.
-
-        Raises:
-            CheckpointError: They differ: the numbers of tokens would mean other words to the model.
         """
         # checkpoints of before this version name none
         saved = self.state.get("vocabulary", digest)
@@ -139,11 +136,7 @@ class Checkpoint:
             ).with_facts(code="PHX-I057", file=str(self.path), key="data.tokenizer", found=digest, expected=str(saved))
 
     def stage_tensors(self, stage: int) -> dict[str, Tensor]:
-        """Return the tensors of one stage by name, on the CPU.
-
-        Raises:
-            CheckpointError: There is no such stage, or its file changed since it was opened.
-        """
+        """Return the tensors of one stage by name, on the CPU."""
         entry = self._shard_entry(stage)
         if entry.pieces is None:
             return self._load_file(shard_file(stage), entry.tensors)
@@ -181,11 +174,7 @@ class Checkpoint:
         return {name: stage for stage in reversed(self.stages) for name in self._shards[stage].tensors}
 
     def read_tensor(self, name: str) -> Tensor:
-        """Return one tensor by name, whichever stage holds it; the last stage read is kept in memory.
-
-        Raises:
-            CheckpointError: No stage holds it, or its file changed since it was opened.
-        """
+        """Return one tensor by name, whichever stage holds it; the last stage read is kept in memory."""
         stage = self.stages_by_tensor().get(name)
         if stage is None:
             raise CheckpointError(f"{self.path}: no stage holds {name!r:.200}; names() lists the tensors")

@@ -175,11 +175,7 @@ def manifest_digest(checkpoint: Path) -> str:
 
 
 def list_checkpoints(directory: Path) -> dict[int, Path]:
-    """Return the whole checkpoints of a directory by step; none where there is no directory.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return the whole checkpoints of a directory by step; none where there is no directory."""
     if not directory.is_dir():
         return {}
     return {step: path for path in directory.iterdir() if (step := step_of(path.name)) is not None}
@@ -191,9 +187,6 @@ def latest_checkpoint(directory: Path) -> Path | None:
     Only whole checkpoints count: a half-written one has another name after a crash. Later damage is for
     `open_checkpoint` to refuse; falling back to an older one is never done silently. When a crash fell between the two
     renames that replace a checkpoint of the same step, the old one is put back first.
-
-    Raises:
-        CheckpointError: The directory cannot be read.
     """
     try:
         restore_set_aside(directory)

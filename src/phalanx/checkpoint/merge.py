@@ -34,15 +34,8 @@ _RECORD, _MATRICES = "record.json", "base.safetensors"
 def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
     """Write a model with an adapter merged into its weights, and beside them the data that restores the base.
 
-    Args:
-        base: Base model in the hub's layout.
-
     Returns:
         Digests of the three, and ``rounding``: how far a weight would be off after subtracting again, at most.
-
-    Raises:
-        CheckpointError: `out` exists, or the adapter cannot be a part of weights.
-        ModelError: One of them cannot be read, or they do not belong together.
     """
     source = ModelSource(base)
     trained, updates = _read_updates(adapter, source)
@@ -71,15 +64,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
 
 
 def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
-    """Write the model that an adapter was merged into, bit for bit.
-
-    Returns:
-        The digest of its weights.
-
-    Raises:
-        CheckpointError: `out` exists, or the directory has no data that restores the base, or the merged weights, or
-            that data, were changed since.
-    """
+    """Write the model that an adapter was merged into, bit for bit."""
     source, (record, stored) = ModelSource(directory), _read_kept(directory)
     now = {name: source.read_tensor(name) for name in parameter_names(source.hub_config)}
     _expect_digest(directory, "the merged weights", weights_digest(now.items()), record["merged"])

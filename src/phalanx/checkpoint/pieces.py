@@ -18,9 +18,6 @@ def join_pieces(where: Path, names: Sequence[str], pieces: Iterable[tuple[str, P
         where: The checkpoint, for error messages.
         names: Names of the stage's tensors.
         pieces: Name, place and rows of each part, in any order.
-
-    Raises:
-        CheckpointError: A row is missing, is there twice, or parts of a tensor were cut in different ways.
     """
     parts: dict[str, list[tuple[PieceCut, Tensor]]] = defaultdict(list)
     for name, cut, tensor in pieces:

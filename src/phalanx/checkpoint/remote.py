@@ -33,9 +33,6 @@ class RemoteStore:
     Args:
         address: Such as ``s3://bucket/folder``.
         run: Name of the run; its folder inside.
-
-    Raises:
-        CheckpointError: fsspec or the store's client is not installed, or the address is unusable.
     """
 
     def __init__(self, address: str, run: str) -> None:

@@ -16,9 +16,6 @@ def rotate_keys(directory: Path, peer: Peer, old: KeyHolder, new: KeyHolder) -> 
     What `new` has wrapped already, as an interrupted rotation leaves it, is left as it is. Copies of the old
     ``key.json``, in backups for instance, still open with the old key: the data keys stay the same.
 
-    Args:
-        peer: The party that must have signed them.
-
     Returns:
         Steps of the checkpoints that open with `new` now.
     """

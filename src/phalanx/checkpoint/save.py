@@ -76,9 +76,6 @@ def save_checkpoint(
         key: Encrypts everything but the manifest; None writes in the clear.
         log_head: End of the audit log on this disk; None where there is none.
 
-    Returns:
-        The directory of the new checkpoint.
-
     Raises:
         CheckpointError: Disk full, no permission, two shards of a stage, `state` is not JSON data, or `key` cannot
             wrap. The last good checkpoint stays.

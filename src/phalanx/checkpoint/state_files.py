@@ -112,11 +112,7 @@ class _StateFile:
 
 
 def read_state(path: Path, step: int) -> dict[str, Tensor]:
-    """Read a kept state.
-
-    Raises:
-        CheckpointError: It is missing, cut off, was being written when its process ended, or is of another step.
-    """
+    """Read a kept state."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping

@@ -15,9 +15,6 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: at most 10 minutes on 2 cores.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Measure nothing; print finished rows.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write JSON to this file.")] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page; only for collectives.")
-    ] = None,
 ) -> Answer:
     """Run one bench and print its rows."""
     from phalanx.lab.bench import BENCHES, KEEPING_ROWS
@@ -30,15 +27,9 @@ def bench(
         raise ConfigError(
             f"bench: {name} saves no rows; remove --finished, or choose {', '.join(KEEPING_ROWS)}"
         ).with_facts(code="PHX-C002", key="--finished")
-    if html is not None and name != "collectives":
-        raise ConfigError(f"bench: {name} has no HTML page; remove --html").with_facts(code="PHX-C002", key="--html")
     result = KEEPING_ROWS[name](quick, True) if finished else BENCHES[name](quick)
     if out is not None:
         write_json(out, result)
-    if html is not None:
-        from phalanx.report.exchange_page import write_exchanges
-
-        write_exchanges(html, result)
     print_rows(result["rows"])
     print_figures({key: value for key, value in result.items() if key != "rows"})
     return Answer(result)

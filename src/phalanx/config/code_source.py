@@ -52,11 +52,7 @@ def is_own(kind: object) -> bool:
 
 
 def parse_reference(kind: str) -> CodeReference:
-    """Take a kind apart.
-
-    Raises:
-        ConfigError: It is neither ``file.py:object`` nor ``module:object``, with or without ``@`` and a digest.
-    """
+    """Take a kind apart."""
     source, _, rest = kind.rpartition(":")
     name, separator, digest = rest.partition("@")
     reference = CodeReference(source, name, digest)

@@ -18,11 +18,7 @@ def has_bitsandbytes() -> bool:
 
 
 def require_bitsandbytes(key: str) -> None:
-    """Look for bitsandbytes without importing it.
-
-    Args:
-        key: Key of the run file that needs it.
-    """
+    """Look for bitsandbytes without importing it."""
     if not has_bitsandbytes():
         raise ConfigError(
             f"{key}: needs {_BITSANDBYTES}, which is not installed; install phalanx-train[quant], or remove it"
@@ -30,11 +26,7 @@ def require_bitsandbytes(key: str) -> None:
 
 
 def require_tenseal(key: str) -> None:
-    """Look for TenSEAL without importing it.
-
-    Args:
-        key: Key of the run file that needs it.
-    """
+    """Look for TenSEAL without importing it."""
     if importlib.util.find_spec("tenseal") is None:
         raise ConfigError(f"{key}: needs tenseal, which is not installed; install phalanx-train[he], or remove it")
 

@@ -22,14 +22,7 @@ _PATH_KEYS = frozenset({"path", "home", "train", "test", "prompts", "template", 
 
 
 def check_relative_paths(data: Any, file: Path) -> None:
-    """Refuse a relative path that leads nowhere from the working directory and to a file from the run file's own.
-
-    Args:
-        data: What the file says, as plain data.
-
-    Raises:
-        ConfigError: Names the key, where it was looked for, and what to write.
-    """
+    """Refuse a relative path that leads nowhere from the working directory and to a file from the run file's own."""
     home = file.parent
     for key, value in _find_paths(data):
         path = Path(value)
@@ -157,11 +150,7 @@ def config_of(
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """Split ``a.b=c`` into its keys and its value; the value is TOML, or else plain text.
-
-    Raises:
-        ConfigError: There is no ``=`` or a key is empty.
-    """
+    """Split ``a.b=c`` into its keys and its value; the value is TOML, or else plain text."""
     name, separator, raw = text.partition("=")
     keys = [key.strip() for key in name.split(".")]
     if not separator or not all(keys):

@@ -35,20 +35,13 @@ def pin_own_code(data: Any, home: Path) -> None:
 
     Args:
         data: The run file as it was read; changed in place.
-
-    Raises:
-        ConfigError: A reference is none, or its source cannot be had.
     """
     for section, key in _reference_places(data):
         section[key] = pin_reference(section[key], home)
 
 
 def pin_reference(kind: str, home: Path) -> str:
-    """Return a reference with the digest of its source; as it is, where it has one.
-
-    Raises:
-        ConfigError: As `pin_own_code`.
-    """
+    """Return a reference with the digest of its source; as it is, where it has one."""
     reference = parse_reference(kind)
     if reference.digest:
         return kind
@@ -136,11 +129,7 @@ def resolve_kind(kind: str, table: Mapping[str, Found], own: Callable[[str, Any]
 
 
 def check_methods(kind: str, found: Any, what: str, methods: tuple[str, ...]) -> None:
-    """Return where an object has every method of an interface.
-
-    Raises:
-        ConfigError: Names the missing methods.
-    """
+    """Return where an object has every method of an interface."""
     missing = [name for name in methods if not callable(getattr(found, name, None))]
     if missing:
         raise unfit_code_error(

@@ -67,11 +67,7 @@ def one_of(names: Collection[str] | Callable[[], Collection[str]], *, or_own: bo
 
 
 def check_name(value: str, known: Collection[str], *, or_own: bool = False) -> str:
-    """Return a name of a table, or a reference to code of the user's own where `or_own` allows it.
-
-    Raises:
-        ValueError: It is neither, as pydantic reports a wrong `Literal`.
-    """
+    """Return a name of a table, or a reference to code of the user's own where `or_own` allows it."""
     if or_own and is_own(value):
         return check_reference(value)
     if value not in known:

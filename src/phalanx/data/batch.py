@@ -54,11 +54,7 @@ class Batch:
                 )
 
     def split_microbatches(self, num_microbatches: int) -> list["Batch"]:
-        """Cut into equal parts, rows in order, without copying.
-
-        Raises:
-            ConfigError: The rows cannot be shared out equally.
-        """
+        """Cut into equal parts, rows in order, without copying."""
         rows = len(self.indices)
         if num_microbatches < 1 or rows % num_microbatches:
             raise ConfigError(

@@ -65,7 +65,6 @@ class ChatCorpus(Corpus):
     """A corpus of conversations; the labels of its rows are the assistant's turns.
 
     Attributes:
-        directory: Directory of the shards, a dataset as any other.
         template: The file of its chat template, which exports of the model get.
     """
 
@@ -99,11 +98,7 @@ class ChatCorpus(Corpus):
 
 
 def open_conversations(home: Path, layout: SequenceLayout, signer: str | None = None) -> ChatCorpus:
-    """Check a corpus of conversations and open it.
-
-    Args:
-        signer: Fingerprint of the key that must have signed it; None: any.
-    """
+    """Check a corpus of conversations and open it."""
     shards = open_own_shards(home, signer)
     try:
         manifest = ChatManifest.model_validate_json((home / MANIFEST_FILE).read_bytes())

@@ -60,9 +60,7 @@ class ChatJob:
     """Where and how a corpus of conversations is made.
 
     Attributes:
-        seed: Seed of the split into training and validation.
         tokenizer_path: The model's directory, or its ``tokenizer.json``.
-        report: Told a phase and the documents done in it.
     """
 
     cache_dir: Path

@@ -213,11 +213,7 @@ class Corpus:
         return []
 
     def train_batch(self, indices: Sequence[int]) -> Batch:
-        """Training sequences by number.
-
-        Raises:
-            DataError: There is no such sequence, or its tokens are not the signed ones.
-        """
+        """Training sequences by number."""
         _check_numbers(indices, self.num_train_sequences)
         return self._make_batch(self._train, indices, indices)
 

@@ -92,10 +92,6 @@ class BatchLoader:
         share: (number, of so many): of each group only every so manyth sequence is drawn, so that loaders of different
             numbers have none in common.
         rewrite: Turns each batch into learned rows; None where packed rows are learned.
-
-    Raises:
-        ConfigError: The batch size is not positive, the corpus has not a sequence for every share, or a phase names a
-            group that there is not.
     """
 
     def __init__(

@@ -68,7 +68,6 @@ class ShardPlace:
         Args:
             config: The run file's section; what decided the tokens is kept as the recipe.
             sources: Sources of the documents, in the order of their numbers.
-            tokenizer: Made the tokens; its file lies beside the shards.
             files: Further files of the directory that the signature covers.
         """
         facts = DatasetFacts(
@@ -93,11 +92,7 @@ def _recipe_toml(config: DataConfig) -> str:
 
 
 def open_own_shards(home: Path, signer: str | None) -> Dataset:
-    """Open a run's own shards, with every token and further file checked.
-
-    Args:
-        signer: Fingerprint of the key that must have signed it; None: any.
-    """
+    """Open a run's own shards, with every token and further file checked."""
     try:
         shards = open_dataset(home, signer)
         for split in SPLITS:

@@ -126,11 +126,7 @@ SkippedRange = tuple[
 
 
 def check_phases(phases: tuple[PhaseConfig, ...], sequence_length: int, attention: DocumentAttention) -> None:
-    """Return where phases follow each other.
-
-    Raises:
-        ValueError: One has no end and is not the last; or the attention of the run cannot be cut.
-    """
+    """Return where phases follow each other."""
     for number, phase in enumerate(phases):
         is_last = number == len(phases) - 1
         if is_last != (phase.until is None):

@@ -23,7 +23,6 @@ class PreparedCorpus(Corpus):
 
     Attributes:
         manifest: Its sources and settings; its digest is that of the corpus, unless documents are packed otherwise.
-        directory: Directory of the shards, a dataset as any other.
     """
 
     def __init__(self, found: Dataset, manifest: CorpusManifest, layout: SequenceLayout) -> None:
@@ -37,14 +36,7 @@ class PreparedCorpus(Corpus):
 
 
 def open_corpus(directory: Path, layout: SequenceLayout, signer: str | None = None) -> PreparedCorpus:
-    """Check a prepared corpus and open it.
-
-    Args:
-        signer: Fingerprint of the key that must have signed it; None: any.
-
-    Raises:
-        DataError: A file is missing or was altered, or the corpus is not signed with that key.
-    """
+    """Check a prepared corpus and open it."""
     shards, manifest_path = open_own_shards(directory, signer), directory / MANIFEST_FILE
     if MANIFEST_FILE not in shards.manifest.files:
         raise DataError(f"{directory}: was not made by a run; use it as data.dataset")

@@ -34,11 +34,7 @@ PROMPT = "prompt"
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """One line of a file of prompts.
-
-    Attributes:
-        asked: The conversation that the prompt is; None where it is text.
-    """
+    """One line of a file of prompts."""
 
     where: str
     text: str
@@ -125,10 +121,6 @@ def prepare_prompts(
         seed: Seed of the draw of held-out prompts, by content.
         model_tokenizer: The model's, for a tokenizer of kind "model".
         max_new_tokens: Tokens that must fit into a row behind every prompt.
-
-    Raises:
-        DataError: A file or a line is missing or malformed, or a prompt leaves no room; names file and line.
-        ConfigError: The tokenizer is the model's, and there is none.
     """
     lines = [(*row, source.ignore) for source in data.prompts for row in _read_prompt_lines(source.path)]
     if isinstance(data.tokenizer, BpeConfig):
@@ -206,9 +198,6 @@ def encode_prompt(
     Args:
         chat: Encodes prompts that are conversations; None where there is none.
         ignore: Fields of a message that are not looked at.
-
-    Raises:
-        DataError: A message is malformed, or the template does not render it; the caller tells file and line.
     """
     text = record[PROMPT]
     if isinstance(text, str) or chat is None:

@@ -81,11 +81,7 @@ def layout_of_file(path: Path) -> RowLayout | None:
 
 
 def iterate_lines(file: Path) -> Iterator[bytes]:
-    """Give the lines of a file, unpacked where it ends in .gz or .zst; a line beyond 16 MiB ends them.
-
-    Raises:
-        ImportError: It needs a package to be unpacked that is not there.
-    """
+    """Give the lines of a file, unpacked where it ends in .gz or .zst; a line beyond 16 MiB ends them."""
     name = file.name.lower()
     zstandard = importlib.import_module("zstandard") if name.endswith(".zst") else None
     with file.open("rb") as packed:
@@ -104,11 +100,7 @@ def iterate_lines(file: Path) -> Iterator[bytes]:
 
 
 def chats_read_as_text(sources: Sequence[SourceSettings], key: str) -> list[str]:
-    """Return a warning for each source that reads conversations or preferences as text; one look at its first file.
-
-    Args:
-        key: Where they stand in the run file or the recipe.
-    """
+    """Return a warning for each source that reads conversations or preferences as text; one look at its first file."""
     warnings: list[str] = []
     for number, source in enumerate(sources):
         path = getattr(source, "path", None)

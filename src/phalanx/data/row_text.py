@@ -12,11 +12,7 @@ from phalanx.data.corpus import Corpus
 
 @dataclass(frozen=True)
 class RowPiece:
-    """Neighbouring tokens of one document of a row that are all learned, or all not.
-
-    Attributes:
-        learned: Whether the model learns to write them.
-    """
+    """Neighbouring tokens of one document of a row that are all learned, or all not."""
 
     text: str
     tokens: int

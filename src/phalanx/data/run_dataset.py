@@ -14,11 +14,7 @@ TRAIN, VALIDATION = "train", "validation"
 
 
 def local_dataset(dataset: DatasetConfig, cache_dir: Path) -> Path:
-    """Return the directory of a dataset; one of an object store is brought to the cache where it is not there yet.
-
-    Raises:
-        DataError: It is not there, altered, or signed with another key.
-    """
+    """Return the directory of a dataset; one of an object store is brought to the cache where it is not there yet."""
     if isinstance(dataset.path, Path):
         return dataset.path
     stored = StoredDataset(dataset.path)
@@ -39,9 +35,6 @@ def open_groups(
 
     Returns:
         The dataset, and the names of the groups, in its order unless the run file gives one.
-
-    Raises:
-        DataError: The dataset is altered, signed with another key or encoded with another tokenizer.
     """
     key = None if dataset.key_file is None else SealKey.from_file(dataset.key_file)
     dataset_view = open_dataset(path, dataset.signer, key)

@@ -22,11 +22,7 @@ _NAMED_FILES, _NAME_CHARACTERS = 5, 60
 
 @dataclass(frozen=True)
 class KeptText:
-    """A document as it is kept.
-
-    Attributes:
-        name: Name that the source gives.
-    """
+    """A document as it is kept."""
 
     text: str
     source: int

@@ -54,9 +54,6 @@ def prepare_validation_sets(
         cache_dir: See `prepare`.
         tokenizer_path: The model's, for a tokenizer of kind "model".
         progress: See `prepare`.
-
-    Raises:
-        DataError: Names the set; a source is missing, malformed or too short.
     """
     tokenizer_config = config.tokenizer
     if isinstance(tokenizer_config, BpeConfig | DatasetTokenizerConfig):

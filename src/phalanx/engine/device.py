@@ -11,9 +11,6 @@ def check_build(device: str, where: str) -> None:
     Args:
         device: "cpu" or "cuda", with or without a number.
         where: The key or option that names it.
-
-    Raises:
-        ConfigError: The build is for CPUs alone.
     """
     try:
         version = importlib.metadata.version("torch")

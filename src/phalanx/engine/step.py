@@ -64,9 +64,6 @@ class StepInputs:
         num_targets: Labels that count, over all microbatches.
         extras: Named rows beside them, ``[rows, ...]``, for an objective that reads them; empty where there are none.
         limits: Bounds of loss and norm, and the factor of the rate.
-
-    Raises:
-        DataError: The extra rows are not those of the microbatches.
     """
 
     ids: tuple[Tensor, ...]

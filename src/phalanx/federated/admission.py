@@ -162,11 +162,7 @@ class UpdateAdmission:
         self._excluded.setdefault(site, reason)
 
     def recall_updates(self, headers: Iterable[bytes]) -> None:
-        """Count updates of earlier sessions, by their signed headers, as updates that have come.
-
-        Raises:
-            UpdateRefusedError: A header is not signed by a site of the roster.
-        """
+        """Count updates of earlier sessions, by their signed headers, as updates that have come."""
         for header in headers:
             self._enter_update(self._read_header(header))
 

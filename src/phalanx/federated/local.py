@@ -76,11 +76,7 @@ class LocalTrainer(Protocol):
         ...
 
     def train_round(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
-        """Train one round; the same arguments give the same update, but for private rows, which are drawn anew.
-
-        Args:
-            number: Number of the round, from 1.
-        """
+        """Train one round; the same arguments give the same update, but for private rows, which are drawn anew."""
         ...
 
     def measure_weights(self, weights: Mapping[str, Tensor]) -> SiteScores:

@@ -36,9 +36,6 @@ def open_site_ledger(directory: Path, identity: Identity) -> tuple[AuditLog, Pas
     Args:
         directory: Directory of the ledger alone.
         identity: Identity that signs each line.
-
-    Raises:
-        AuditLogError: A line is broken, missing, or of another site; or another process has it open.
     """
     path, head_file, run = directory / LEDGER_FILE, directory / _HEAD_FILE, f"rows of {identity.name}"
     heads = []
@@ -98,9 +95,6 @@ class PrivateSteps:
     Args:
         rows: Rows that are drawn and charged.
         fresh: Draws random bytes; another one than the system's generator is for tests.
-
-    Raises:
-        ConfigError: Opacus is not there, or cannot tell the rows of some layer apart.
 
     Guarantees:
         Noise and dropout of a step are drawn from the system's generator when they are due, stored nowhere, and never

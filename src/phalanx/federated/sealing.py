@@ -35,11 +35,7 @@ class SealedPlace:
 
 
 def seal_bytes(place: SealedPlace, public: bytes, data: bytes) -> bytes:
-    """Return bytes that the holder of one key alone can open, for one place.
-
-    Raises:
-        AggregationError: The key is none.
-    """
+    """Return bytes that the holder of one key alone can open, for one place."""
     try:
         return seal_for(public, data, _place_info(place))
     except ValueError as exc:

@@ -39,11 +39,7 @@ class RayTasks:
         self._stack.close()
 
     def perform_tasks(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
-        """Yield the result of each task, in the order of the tasks.
-
-        Raises:
-            DataError: A machine was lost, and the task failed elsewhere too.
-        """
+        """Yield the result of each task, in the order of the tasks."""
         ray = self._ray
         perform = ray.remote(num_cpus=1, max_retries=3)(perform_task)
         slots = self._workers or max(1, int(ray.cluster_resources().get("CPU", 1)))

@@ -40,11 +40,7 @@ class DomainLaunch:
 
     @cached_property
     def run_config(self) -> RunConfig:
-        """The run.
-
-        Raises:
-            ConfigError: The run file is wrong.
-        """
+        """The run."""
         return load_run(self.run_file, self.overrides)
 
     @property
@@ -79,11 +75,7 @@ class DomainLaunch:
         return max(list_checkpoints(self.run_dir / "checkpoints"), default=0)
 
     def check_launch(self) -> None:
-        """Refuse before anything is started.
-
-        Raises:
-            ConfigError: The directory holds a run already, and `resume` is not set.
-        """
+        """Refuse before anything is started."""
         if not self.resume and holds_run(self.run_dir):
             raise ConfigError(
                 f"{self.run_dir}: already has a run; add --resume, or choose another --run-dir"
@@ -96,11 +88,7 @@ class DomainLaunch:
 
 
 def as_domain(launch: Launch) -> DomainLaunch | None:
-    """What is to be launched, where its run file has ``[parallel]``; None where it has parties.
-
-    Raises:
-        ConfigError: The run file is wrong, or options are for parties.
-    """
+    """What is to be launched, where its run file has ``[parallel]``; None where it has parties."""
     if not isinstance(load_run(launch.run_file, launch.overrides), DomainRun):
         return None
     for option, value in (("--party", launch.chosen), ("--owner", launch.owner), ("--advertise", launch.advertise)):

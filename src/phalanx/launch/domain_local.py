@@ -56,9 +56,6 @@ def supervise_domain(launch: DomainLaunch, *, from_step: int | None = None, from
 
     Args:
         from_step: Step as in `phalanx.train`, for the first start.
-
-    Returns:
-        How it ended at last.
     """
     first: tuple[str, ...] = ("--resume",) if launch.resume else ()
     first += () if from_step is None else ("--from-step", str(from_step))

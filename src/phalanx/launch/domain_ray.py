@@ -131,9 +131,6 @@ def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
 
     Args:
         address: Address of a running cluster for `ray.init`; None starts one on this machine for this run.
-
-    Raises:
-        ConfigError: Ray is not installed, or cannot place the ranks.
     """
     is_own = address is None
     policy = StartSizes(

@@ -38,11 +38,7 @@ def ranks_per_machine(launch: DomainLaunch, nodes: Nodes) -> int:
 
 
 def check_nodes(launch: DomainLaunch, nodes: Nodes) -> None:
-    """Refuse what could not come about, or would be open to a public network.
-
-    Raises:
-        ConfigError: Says what to add.
-    """
+    """Refuse what could not come about, or would be open to a public network."""
     if nodes.is_one:
         return
     if nodes.endpoint is None:

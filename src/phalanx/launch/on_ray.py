@@ -84,12 +84,6 @@ def run_on_ray(launch: Launch, address: str | None) -> int:
     Args:
         launch: The owner's keys must be here, the workers' where Ray may place them.
         address: Address of a running cluster for `ray.init`; None starts one on this machine for this run.
-
-    Returns:
-        The owner's exit code.
-
-    Raises:
-        ConfigError: Ray is not installed, cannot place the workers, or they could not hear each other.
     """
     if not launch.has_owner:
         raise ConfigError(f"--engine ray: the owner runs here, but {launch.keys_directory} lacks its keys")
@@ -152,11 +146,7 @@ def connect_ray(address: str | None, processors: int) -> Iterator[Any]:
 
 @contextmanager
 def open_cluster(launch: Launch, address: str | None) -> Iterator[Any]:
-    """Open Ray for a run with stages in different hands.
-
-    Raises:
-        ConfigError: Ray is not installed, or the run's parties could not hear each other on this cluster.
-    """
+    """Open Ray for a run with stages in different hands."""
     with connect_ray(address, int(sum(bundle["CPU"] for bundle in worker_bundles(launch)))) as ray:
         machines = sum(1 for node in ray.nodes() if node["Alive"])
         if machines > 1 and launch.is_on_loopback:

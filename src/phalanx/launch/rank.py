@@ -29,9 +29,6 @@ def run_rank(launch: Launch) -> int:
 
     Returns:
         Exit code; 0 from a worker's keeper even if its worker is gone.
-
-    Raises:
-        ConfigError: torchrun started another number of processes here than there are parties.
     """
     parts, started = launch.process_slots, int(os.environ["LOCAL_WORLD_SIZE"])
     if len(parts) != started:

@@ -55,11 +55,7 @@ class Launch:
 
     @cached_property
     def run_config(self) -> PipelineRun:
-        """The run with its parties named: local workers become parties with certificates of their own.
-
-        Raises:
-            ConfigError: The run file is wrong, or does not name the directory with the parties' keys.
-        """
+        """The run with its parties named: local workers become parties with certificates of their own."""
         run = self._loaded(self.overrides)
         run.require_steps("phalanx launch, whose parties pin the run in advance,")
         if run.pipeline.pki is None:
@@ -119,11 +115,7 @@ class Launch:
 
     @cached_property
     def process_slots(self) -> tuple[ProcessSlot, ...]:
-        """Return the processes that run here: the chosen parties, or those with keys here; the owner first.
-
-        Raises:
-            ConfigError: No party runs here, the run does not know one, or one has no keys.
-        """
+        """Return the processes that run here: the chosen parties, or those with keys here; the owner first."""
         pipeline = self.run_config.pipeline
         known_parties = (OWNER, *pipeline.remote_workers, *pipeline.may_join)
         strangers = sorted(set(self.chosen) - set(known_parties))
@@ -146,11 +138,7 @@ class Launch:
         return self.process_slots[0].name == OWNER
 
     def check_request(self) -> None:
-        """Refuse before anything is started.
-
-        Raises:
-            ConfigError: The directory holds a run already, or no process here would know where the owner is.
-        """
+        """Refuse before anything is started."""
         if self.has_owner and not self.resume and holds_run(self.run_dir):
             raise ConfigError(f"{self.run_dir}: already has a run; add --resume, or choose another --run-dir")
         if self.has_owner and self.owner is not None:

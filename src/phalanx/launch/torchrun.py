@@ -44,11 +44,7 @@ class Nodes:
         return self.count in (_ONE, "1:1")
 
     def check_launch(self, launch: Launch) -> None:
-        """Refuse what could not come about.
-
-        Raises:
-            ConfigError: Machines could not find or hear each other, or would all play the same parties.
-        """
+        """Refuse what could not come about."""
         if self.is_one:
             return
         if self.endpoint is None:

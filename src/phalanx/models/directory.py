@@ -120,9 +120,6 @@ def check_header(path: Path) -> None:
 def model_directory(path: str, key: str = "model.path") -> Path:
     """Return the directory of a model.
 
-    Args:
-        key: Of the run file, or the option, that names it.
-
     Raises:
         ModelError: There is none; where the text could name a model of the hub, how to fetch it.
     """

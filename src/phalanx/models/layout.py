@@ -12,9 +12,6 @@ class StageSpec:
 
     The first stage begins at layer 0 and embeds tokens, or at a later one where other parties have the front of the
     model: it is fed hidden states then.
-
-    Raises:
-        ConfigError: The numbers contradict each other.
     """
 
     index: int
@@ -123,9 +120,6 @@ def partition_layers(
     Returns:
         One spec a stage. Balanced: the busiest process is as little busy as can be, and among such cuts the sum of
         squares of the processes' work is smallest; remaining ties give later stages more layers.
-
-    Raises:
-        ConfigError: More stages than layers, or ``layers_per_stage`` does not add up.
     """
     if num_stages < 1:
         raise ConfigError(f"pipeline.stages: found {num_stages}; expected at least 1")

@@ -43,10 +43,6 @@ def open_packaged(name: str, cache_dir: Path) -> Path:
     The first use reads a quantised GGUF file and takes up to a minute; the copy holds the very float32
     values that the file stands for (0.5 GB). Nothing is fetched from a network, and the package's code is
     not run.
-
-    Raises:
-        ModelError: The name is unknown, its package or a converter is not installed, or the file is not the one that
-            this release was tested with.
     """
     package = _PACKAGES.get(name)
     if package is None:

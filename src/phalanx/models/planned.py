@@ -108,11 +108,7 @@ class FamilyByPlan(Family):
         return RouterBalance(ROUTER, count, hub_config.num_experts_per_tok, weight)
 
     def restore_buffers(self, trunk: Any, hub_config: Any) -> None:
-        """Recompute rotary frequencies, on the CPU as transformers does, and the factor of scaled embeddings.
-
-        Raises:
-            ModelError: The installed transformers scales embeddings where the family's line has none, or the reverse.
-        """
+        """Recompute rotary frequencies, on the CPU as transformers does, and the factor of scaled embeddings."""
         with torch.device("cpu"):
             trunk.rotary_emb = type(trunk.rotary_emb)(config=hub_config)
         embedding = getattr(trunk, self.first_parts[0])

@@ -40,9 +40,6 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
     Args:
         seed: Seed of torch's generator, which is left as it was found.
         tokenizer: A tokenizer.json to put beside the weights with its companions, if it exists.
-
-    Raises:
-        ModelError: transformers cannot build the config, or the cache cannot be written.
     """
     has_tokenizer = tokenizer is not None and tokenizer.is_file()
     key: dict[str, Any] = {
@@ -119,11 +116,7 @@ class ModelSource:
         return int(self.hub_config.vocab_size)
 
     def with_first_blocks(self, num_layers: int) -> "ModelSource":
-        """Return the model of its first blocks alone, with the same embedding, norm and head; no tensor is copied.
-
-        Raises:
-            ModelError: It has fewer blocks.
-        """
+        """Return the model of its first blocks alone, with the same embedding, norm and head; no tensor is copied."""
         if not 1 <= num_layers <= self.num_layers:
             raise ModelError(f"{self.directory}: has {self.num_layers} blocks; {num_layers} of them were asked for")
         if self.family.facts.predicts == "target":
@@ -142,11 +135,7 @@ class ModelSource:
         return head_of(self.hub_config)
 
     def with_head(self, kind: HeadKind) -> "ModelSource":
-        """Return the model with another head; a score head that the files have not is drawn where a stage is built.
-
-        Raises:
-            ModelError: The files have no language model's head, or transformers has no class for the family's scores.
-        """
+        """Return the model with another head; a score head that the files have not is drawn where a stage is built."""
         if kind == self.head_kind:
             return self
         if self.head_kind == "score":
@@ -168,37 +157,21 @@ class ModelSource:
         return self._weights.has_weight(name)
 
     def tensor_shape(self, name: str) -> list[int]:
-        """Return the shape of one tensor of the files.
-
-        Raises:
-            ModelError: It is not there.
-        """
+        """Return the shape of one tensor of the files."""
         return self._weights.weight_shape(name)
 
     def read_tensor(self, name: str) -> Tensor:
-        """Return one tensor as float32 in memory of its own.
-
-        Raises:
-            ModelError: It is not there, or not in floating point.
-        """
+        """Return one tensor as float32 in memory of its own."""
         tensor = torch.empty(self._weights.weight_shape(name), dtype=torch.float32)
         self._weights.load_into({name: tensor})
         return tensor
 
     def load_into(self, wanted: Mapping[str, Tensor]) -> None:
-        """Fill tensors from the files, converting to their dtype and device; nothing else is read.
-
-        Raises:
-            ModelError: One is missing, has another shape, or is not in floating point.
-        """
+        """Fill tensors from the files, converting to their dtype and device; nothing else is read."""
         self._weights.load_into(wanted)
 
     def check_tied(self) -> None:
-        """Refuse a directory with a config that ties the head to the embedding and files that disagree.
-
-        Raises:
-            ModelError: Both tensors are there and differ.
-        """
+        """Refuse a directory with a config that ties the head to the embedding and files that disagree."""
         embedding, head = self.family.embedding_weight, self.family.head_weight
         if self._weights.stored_name(head) == self._weights.stored_name(embedding):
             # the files hold one of the two
@@ -243,9 +216,5 @@ def _open_whole(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:
 
 
 def read_hub_config(directory: Path) -> Any:
-    """Read a directory's config.json into transformers' config object.
-
-    Raises:
-        ModelError: It is missing, not JSON, of an unknown family, or refused by transformers.
-    """
+    """Read a directory's config.json into transformers' config object."""
     return parse_hub_config(read_config(directory), str(directory / "config.json"))

@@ -187,10 +187,6 @@ class StageModule(nn.Module):
         Returns:
             Logits ``[batch, seq, vocab]`` of the last stage, or scores ``[batch, seq, 1]``, or both side by side; else
             hidden states ``[batch, seq, hidden]``, with the marks behind them where the input has them.
-
-        Raises:
-            ModelError: `x` has another shape, or is longer than the model has positions; or the family has no such
-                attention.
         """
         is_marked = self.attends in MARKED_KINDS and pattern is CAUSAL
         if is_marked:
@@ -232,11 +228,7 @@ class StageModule(nn.Module):
         return context if prefix is None else context | {self.family.past_key: prefix}
 
     def replace_head(self, head: nn.Module) -> None:
-        """Put another head in the place of the language model's; its outputs are left as they are.
-
-        Raises:
-            ModelError: This is not the last stage, or the family's head is more than one layer.
-        """
+        """Put another head in the place of the language model's; its outputs are left as they are."""
         if not self.spec.is_last:
             raise ModelError(f"stage {self.spec.index}: has no head; another head belongs to the last part")
         if self.family.scoring != (HEAD,):
@@ -293,9 +285,6 @@ def tie_head(first: StageModule, last: StageModule) -> None:
 
     Both must live in one process. Afterwards one gradient collects both uses, and only `first` lists
     the weight.
-
-    Raises:
-        ModelError: `first` is not the first stage, or `last` not the last one, of the same model.
     """
     if not first.spec.has_embedding or not last.spec.is_last or first.family is not last.family:
         raise ModelError(

@@ -26,11 +26,7 @@ _MAX_S = 3600
 
 
 def pickled_files(directory: Path) -> list[Path]:
-    """List the files of pickled weights, of one or of many parts; empty where there are none.
-
-    Raises:
-        ModelError: The index of many parts is malformed, or names a path that is no plain file beside it.
-    """
+    """List the files of pickled weights, of one or of many parts; empty where there are none."""
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]
     if not (directory / INDEX).is_file():

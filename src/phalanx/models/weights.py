@@ -27,9 +27,6 @@ class WeightFiles:
         family: Says which names tensors may have in the files, and which of them lie there in pieces.
         ties_head: Head and embedding are one tensor, which the files may hold under the name of either.
         weightless: There are none, and no tensor will be asked for.
-
-    Raises:
-        ModelError: No safetensors, only pickled weights, or a malformed header or index.
     """
 
     def __init__(self, directory: Path, family: Family, *, ties_head: bool, weightless: bool = False) -> None:
@@ -61,11 +58,7 @@ class WeightFiles:
         return [num_experts, sum(shape[0] for shape in shapes), *shapes[0][1:]]
 
     def load_into(self, wanted: Mapping[str, Tensor]) -> None:
-        """Fill tensors, converting to their dtype and device; each file is opened once.
-
-        Raises:
-            ModelError: One is missing, has another shape, or is not in floating point.
-        """
+        """Fill tensors, converting to their dtype and device; each file is opened once."""
         by_file: dict[Path, list[tuple[str, Tensor]]] = {}
         for name, target in self._split_pieces(wanted):
             stored, path = self._locate_tensor(name)

@@ -153,9 +153,6 @@ def objective_of(choice: str | ObjectiveSettings) -> Objective:
 
     Args:
         choice: A key of `OBJECTIVES`, a reference to a function of the user's own, or settings.
-
-    Raises:
-        ConfigError: There is none of that name, or the function is no objective.
     """
     objective = resolve_kind(kind_of(choice), OBJECTIVES, own_objective)
     if isinstance(choice, str):

@@ -23,9 +23,6 @@ def group_advantages(rewards: Float[Tensor, "prompts group"], *, scaled: bool) -
         rewards: Finite rewards of all answers to each prompt.
         scaled: Whether they are then divided by the group's standard deviation, as GRPO does and Dr. GRPO does not.
 
-    Raises:
-        DataError: A group has fewer than two answers, or a reward is no finite number.
-
     Source: Shao et al. 2024, section 4.1.2; Liu et al. 2025, section 3.
     """
     _check_rewards(rewards)

@@ -30,9 +30,6 @@ def classification_loss(
     Returns:
         ``-sum(log softmax(mean logits)[class])`` in nats, and the number of texts.
 
-    Raises:
-        DataError: The shapes do not fit, the labels are not int64, or a text has not exactly one label, of a class.
-
     Guarantees:
         Padding has no part in it: whatever its logits are, finite or not, loss and gradient are the same.
     """
@@ -75,9 +72,6 @@ def mark_classes(classes: Sequence[int], lengths: Sequence[int], seq: int) -> In
         classes: One class per text, ``[batch]``.
         lengths: Tokens of each text, 1 to `seq`.
         seq: Tokens of a row, padding included.
-
-    Raises:
-        DataError: A length does not fit.
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
 
@@ -101,11 +95,7 @@ class ConfusionMatrix:
 
     @classmethod
     def count_answers(cls, predicted: Sequence[int], true: Sequence[int], num_classes: int) -> ConfusionMatrix:
-        """Count.
-
-        Raises:
-            DataError: There is nothing to count, or a class is none.
-        """
+        """Count."""
         if not true or len(predicted) != len(true):
             raise DataError(f"confusion: {len(predicted)} predictions of {len(true)} texts; expected one for each")
         rows = [[0] * num_classes for _ in range(num_classes)]

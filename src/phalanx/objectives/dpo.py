@@ -54,9 +54,6 @@ def dpo_loss(
         ``-(1 - e) log s(d) - e log s(-d)`` with ``d = beta ((p_c - r_c) - (p_r - r_r))``, over the pairs; and their
         number. A NaN anywhere makes the loss NaN.
 
-    Raises:
-        DataError: A row has no partner or no answer, or as `causal_lm`.
-
     Source: Rafailov et al. 2023, equation 7; the smoothing: Mitchell 2023.
     """
     from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
@@ -88,9 +85,6 @@ def ipo_loss(
 
     Returns:
         ``((p_c - r_c) / n_c - (p_r - r_r) / n_r - 1 / (2 beta))^2`` over the pairs; and their number.
-
-    Raises:
-        DataError: As `dpo`.
 
     Source: Azar et al. 2023, equation 17.
     """
@@ -167,9 +161,6 @@ def orpo_loss(
         and ``odds(m) = m - log(1 - e^m)``; and their number. The first term is a mean over each answer; TRL's is one
         over all tokens of a batch, prompts with them, which no sum over microbatches is.
 
-    Raises:
-        DataError: A row has no partner or no answer, or as `causal_lm`.
-
     Source: Hong et al. 2024, equations 6 and 7.
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
@@ -202,9 +193,6 @@ def simpo_loss(
     Returns:
         ``-log s(beta (m_c - m_r) - margin)`` over the pairs; and their number.
 
-    Raises:
-        DataError: As `orpo`.
-
     Source: Meng et al. 2024, equation 6.
     """
     from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
@@ -231,9 +219,6 @@ def cpo_loss(
     Returns:
         ``-log s(beta (p_c - p_r)) - likelihood m_c`` over the pairs; and their number. The second term is a mean over
         each answer, where TRL has one over all tokens of a batch.
-
-    Raises:
-        DataError: As `orpo`.
 
     Source: Xu et al. 2024, equation 5.
     """

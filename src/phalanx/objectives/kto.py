@@ -56,9 +56,6 @@ def kto_loss(
         TRL takes the mean over the whole batch. So a batch of one microbatch has TRL's loss, and a divided batch has an
         estimate from fewer companions in each part, which no party has to wait for.
 
-    Raises:
-        DataError: A row has no companion or no answer, `wanted` is neither 0 nor 1, or as `causal_lm`.
-
     Source: Ethayarajh et al. 2024, equations 7 and 8.
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch

@@ -117,11 +117,7 @@ class Objective:
         return replace(self, extras={**self.extras, ROW_LABELS: _ONE_A_ROW}) if self.by_label else self
 
     def worth_of(self, logits: Tensor, labels: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
-        """Return the worth of each row's answer to the model, float32 ``[batch]``.
-
-        Raises:
-            DataError: The objective prefers nothing.
-        """
+        """Return the worth of each row's answer to the model, float32 ``[batch]``."""
         if self.worth is None:
             raise DataError("objective: says of no answer what it is worth")
         return self.worth(logits, labels, extras)
@@ -145,9 +141,6 @@ class Objective:
             logits: ``[batch, seq, vocab or classes]``.
             labels: int64 ``[batch, seq]``.
             extras: The declared extra rows, by name, and no others.
-
-        Raises:
-            DataError: Rows are missing, too many, or of another type or shape; or as the loss does.
         """
         rows_given = extras or {}
         self.check_extras(rows_given, *labels.shape[:2])
@@ -158,11 +151,7 @@ class Objective:
         return self.loss(logits, labels)
 
     def check_extras(self, extras: Mapping[str, Tensor], rows: int, seq: int) -> None:
-        """Return where a microbatch has exactly the extra rows that the objective reads.
-
-        Raises:
-            DataError: Names the rows that are missing, that are not read, or that are of another type or shape.
-        """
+        """Return where a microbatch has exactly the extra rows that the objective reads."""
         for name in sorted({*extras, *self.extras}):
             if name not in extras:
                 raise DataError(f"extras.{name}: the objective reads them, and the batch has none")

@@ -16,11 +16,7 @@ _EXPECTED = "a function of logits and labels that returns the summed loss, a ten
 
 
 def own_objective(kind: str, function: Any) -> Objective:
-    """Make an objective of a function ``(logits, labels) -> (loss, targets)``.
-
-    Raises:
-        ConfigError: It cannot be called so.
-    """
+    """Make an objective of a function ``(logits, labels) -> (loss, targets)``."""
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError) as exc:

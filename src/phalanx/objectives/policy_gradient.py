@@ -158,9 +158,6 @@ def grpo_loss(
         ``sum over rows of mean over labels of -min(r A, clip(r, 1 - clip, 1 + clip) A) + kl r d``, where
         ``d = exp(q) - q - 1`` with ``q = log reference - log policy``; and the number of rows.
 
-    Raises:
-        DataError: As `causal_lm`.
-
     Source: Shao et al. 2024, equations 3 and 4; r before d is that of DeepSeek-V3.2 and of TRL.
     """
     losses, counted = _token_losses("grpo", logits, labels, extras, settings)

@@ -122,9 +122,6 @@ def ppo_loss(
         1 - clip, 1 + clip) A) + value_weight / 2 max((v - g)^2, (o + clip(v - o, -value_clip, value_clip) - g)^2) -
         entropy H``; and their number.
 
-    Raises:
-        DataError: As `causal_lm`.
-
     Source: Schulman et al. 2017, equations 7 and 9; the clip of values is that of OpenAI's baselines and of TRL.
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch

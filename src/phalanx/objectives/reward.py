@@ -31,9 +31,6 @@ def reward_loss(
     Returns:
         ``-log s(score_c - score_r - margin)`` over the pairs, float32; and their number.
 
-    Raises:
-        DataError: The shapes do not fit, or a row has no partner or no answer.
-
     Source: Ouyang et al. 2022, equation 1; the margin: Touvron et al. 2023, equation 2.
     """
     from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
@@ -47,11 +44,7 @@ def reward_loss(
 def row_scores(
     logits: Float[Tensor, "batch seq 1"], labels: Int64[Tensor, "batch seq"], extras: Mapping[str, Tensor]
 ) -> Float[Tensor, " batch"]:
-    """Return each row's score: the score of its last token, at the row's last counted label.
-
-    Raises:
-        DataError: The shapes do not fit, or a row has no label that counts, or is cut off inside its answer.
-    """
+    """Return each row's score: the score of its last token, at the row's last counted label."""
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
 
     del extras

@@ -124,9 +124,6 @@ def learning_rate(
         total_steps: Steps of the run; the last one, and any later, has ``min_lr_ratio * lr`` unless the rate is
             constant.
         cosine: Function for angles from 0 to pi; a C library's may differ in its last bit from another's.
-
-    Raises:
-        TrainingError: `step` is negative or `total_steps` is not positive.
     """
     if step < 0 or total_steps < 1:
         raise TrainingError(f"learning rate: step {step} of {total_steps}; expected a step from 0 of at least 1")

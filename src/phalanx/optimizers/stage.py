@@ -230,9 +230,6 @@ def expect_state(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Te
     Args:
         own: State of the optimizer, by the same names.
         num_steps: Steps that were made to get there.
-
-    Raises:
-        CheckpointError: Names, shapes or dtypes are not this stage's, or `num_steps` is negative.
     """
     if set(tensors) != set(own):
         missing, unknown = sorted(set(own) - set(tensors)), sorted(set(tensors) - set(own))

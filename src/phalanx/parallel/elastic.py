@@ -42,9 +42,6 @@ def fit_layout(config: ParallelConfig, world: int, hub_config: Mapping[str, Any]
     """The layout with the most copies that so many ranks can play; ranks beyond it stand by.
 
     The batch of a step stays the same: a number of copies that does not cut it into equal shares is passed over.
-
-    Raises:
-        ConfigError: There are too few ranks, or no number of copies that is allowed works.
     """
     if config.min_dp_copies == config.max_dp_copies:
         if world != config.num_ranks:

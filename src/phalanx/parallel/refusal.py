@@ -42,12 +42,7 @@ class StepWorkload:
 
 
 def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> None:
-    """Refuse a layout that cannot train a model.
-
-    Raises:
-        ConfigError: Says why, and names the nearest layout that works.
-        ModelError: The model's config lacks a size.
-    """
+    """Refuse a layout that cannot train a model."""
     shape = shape_of(hub_config, "model config")
     recipe = Recipe(load.batch_size, load.sequence_length, load.microbatches)
     reason = describe_refusal(config.planned_layout, shape, recipe)

@@ -104,9 +104,6 @@ def count_approvals(
 ) -> list[str]:
     """Return the people whose approvals hold: one for each person, whatever files are there.
 
-    Args:
-        people: As `approve_release`.
-
     An approval of earlier weights, of another policy or by another key counts for nothing.
     """
     return _list_approvers(

@@ -177,9 +177,6 @@ def _shown(value: float | None) -> str:
 def raise_breaches(policy: TrainingPolicy, breaches: Iterable[Breach], what: str) -> None:
     """Refuse what breaks a clause.
 
-    Args:
-        what: Name of the refused act, such as ``the run``.
-
     Raises:
         PolicyError: Names every broken clause.
     """

@@ -80,9 +80,6 @@ def compare_runs(run_dirs: Sequence[Path]) -> RunComparison:
     (twice the standard error from their pooled spread). That of the training loss is known for runs that saw the same
     batches: twice the standard error of the mean difference over the last quarter, from the spread of blocks of steps.
     It says that the curves differ, and not that another seed would show it too.
-
-    Raises:
-        InputError: There are fewer than two runs or more than can be drawn, or one has no files.
     """
     if not 2 <= len(run_dirs) <= MAX_RUNS:
         raise InputError(f"{len(run_dirs)} runs to compare; give 2 to {MAX_RUNS} run directories")

@@ -19,11 +19,7 @@ Source = Mapping[str, Any]
 
 
 def write_data_report(directory: Path) -> Path:
-    """Write ``report.html`` into the directory of a dataset; return its path.
-
-    Raises:
-        DataError: There is no report to draw, or it is malformed.
-    """
+    """Write ``report.html`` into the directory of a dataset; return its path."""
     return write_page(directory / PAGE, render_data_report(read_report(directory), directory.name))
 
 

@@ -9,13 +9,6 @@ from phalanx.report.svg import PlotFrame, standalone_svg
 
 
 def write_fertility_svg(rows: Sequence[tuple[str, float]], out: Path) -> Path:
-    """Draw one bar for each vocabulary and group of texts.
-
-    Args:
-        rows: Names and tokens for 100 bytes of text; at least one.
-
-    Returns:
-        `out`.
-    """
+    """Draw one bar for each vocabulary and group of texts."""
     bars = name_bars(rows, "{:.2f} tokens in 100 bytes".format, "Tokens in 100 bytes of text, by vocabulary")
     return write_page(out, standalone_svg(PlotFrame(height=16.0 + 28.0 * len(rows)), bars))

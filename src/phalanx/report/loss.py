@@ -264,9 +264,6 @@ def write_curve_svg(run_dirs: Mapping[str, Path], out: Path) -> Path:
     Args:
         run_dirs: Run directories by the name that the legend shows; drawn in order, the last on top.
 
-    Returns:
-        `out`.
-
     Raises:
         InputError: More than seven runs, a run without a finite loss, or `out` cannot be written.
     """

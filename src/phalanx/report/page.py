@@ -42,12 +42,6 @@ _CLAIMED = " (claimed)"
 def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` into a run directory, finished or not.
 
-    Args:
-        run_dir: Directory of ``phalanx train``; files may be missing or broken off.
-
-    Raises:
-        InputError: There is no such directory, or it cannot be written to.
-
     Guarantees:
         The page loads nothing from elsewhere and runs no script; text from files is escaped. What is missing
         is said on the page. It draws the audit log as it is, and says how many steps it proves.

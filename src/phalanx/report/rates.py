@@ -30,9 +30,6 @@ def write_rate_svg(rates: Sequence[Rate], suggested: float | None, out: Path) ->
     Args:
         rates: Learning rate of every step, rising.
         suggested: A rate that is marked; None for none.
-
-    Raises:
-        InputError: There is no finite loss, or `out` cannot be written.
     """
     losses = [loss for _, loss, _ in rates if loss is not None]
     if not losses:

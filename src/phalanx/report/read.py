@@ -47,11 +47,7 @@ class RunRecord:
 
 
 def check_run(run_dir: Path) -> None:
-    """Refuse a directory from which no report can be made.
-
-    Raises:
-        InputError: There is no such directory, or no run has been in it.
-    """
+    """Refuse a directory from which no report can be made."""
     if not run_dir.is_dir():
         raise InputError(
             f"{run_dir}: is not a directory; give the run directory that phalanx train printed"
@@ -69,11 +65,7 @@ def _no_run(run_dir: Path, found: str) -> dict[str, str]:
 
 
 def read_run(run_dir: Path) -> RunRecord:
-    """Read everything that a report shows.
-
-    Raises:
-        InputError: There is no such directory, or no run has been in it.
-    """
+    """Read everything that a report shows."""
     check_run(run_dir)
     record = RunRecord(run_dir.resolve().name)
     _read_config(run_dir / "config.toml", record)

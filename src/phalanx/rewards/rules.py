@@ -21,11 +21,7 @@ _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
 def open_reward(config: RewardSettings) -> Rule:
-    """Open one reward by its config.
-
-    Raises:
-        PhalanxError: A model, a key or a function is missing or wrong.
-    """
+    """Open one reward by its config."""
     opened: Rule = resolve_kind(config.kind, _RULES, _own_rule)(config)
     return opened
 

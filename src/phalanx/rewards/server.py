@@ -63,11 +63,7 @@ class ServedModel:
         return content if isinstance(content, str) else ""
 
     def post_json(self, route: str, asked: Mapping[str, Any], max_bytes: int = _MAX_REPLY_BYTES) -> Any:
-        """Return the answer of a route below ``/v1`` to a JSON object, to which the model's name is added.
-
-        Raises:
-            RewardError: The server is not reached, takes too long, or gives no JSON of at most so many bytes.
-        """
+        """Return the answer of a route below ``/v1`` to a JSON object, to which the model's name is added."""
         request = urllib.request.Request(  # noqa: S310 - the config takes http and https alone
             f"{self._where.url.rstrip('/')}/{route}",
             json.dumps({"model": self._where.model, **asked}).encode(),

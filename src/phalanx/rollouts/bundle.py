@@ -120,9 +120,6 @@ def judge_bundle(
         peer: Key of a party of the session; raises `PeerRefusedError` for any other name.
         models: Builds what control runs compute with.
 
-    Raises:
-        EvidenceError: The records belong to another request, party or answer.
-
     Guarantees:
         No worker is convicted by its texts before these were computed again as an honest worker computes them: from
         the same weights, in the same batches, with a cache and the same kernel of attention; and where the policy
@@ -186,11 +183,7 @@ def digest_of_answer(header: SignedHeader) -> str:
 
 
 class _CheckedRecords:
-    """The records of a bundle, each checked when it is first read.
-
-    Raises:
-        EvidenceError: A header does not hold, or is not about this request and this party.
-    """
+    """The records of a bundle, each checked when it is first read."""
 
     def __init__(self, bundle: RolloutBundle, statements: StatementReader) -> None:
         self._bundle, self._statements = bundle, statements

@@ -95,7 +95,6 @@ class RolloutCompany:
 
         Raises:
             DataError: A prompt does not fit into the model.
-            ModelError: The weights give a logit that is no finite number.
             FrameError: The prompts of one worker are too long for one request.
         """
         check_room(model, request)

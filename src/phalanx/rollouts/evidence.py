@@ -76,12 +76,6 @@ def write_rollout_evidence(desk: EvidenceDirectory, bundle: RolloutBundle, verdi
     """Write a bundle and its verdict as ``NAME.json`` with payload and weights beside it.
 
     An older file is never overwritten.
-
-    Args:
-        verdict: Result of `judge_bundle` for these records.
-
-    Returns:
-        The verdict, which now names the file and its digest.
     """
     desk.directory.mkdir(parents=True, exist_ok=True)
     tensors = {}

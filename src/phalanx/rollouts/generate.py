@@ -41,9 +41,6 @@ def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: i
 
     Returns:
         In the order of `RolloutRequest.text_places`. Equal bits for equal weights, request, batch and numeric class.
-
-    Raises:
-        DataError: A prompt leaves no room in the model's window, or has a token beyond its vocabulary.
     """
     check_room(model, request)
     by_place = {

@@ -49,9 +49,6 @@ def reread_rollouts(
 
     Returns:
         In the order of `rollouts`.
-
-    Raises:
-        ModelError: A logit of these weights is no finite number: a fault on this side.
     """
     reread: dict[int, RereadRollout] = {}
     groups: dict[tuple[int, bool], list[int]] = {}

@@ -119,11 +119,7 @@ def pack_answer(
 
 
 def unpack_answer(request: RolloutRequest, answer: RolloutAnswer, payload: bytes | memoryview) -> tuple[Rollout, ...]:
-    """Read an answer to a request; nothing in it is believed but its form.
-
-    Raises:
-        FrameError: The payload has another size than its lines need, or a text is of a prompt that was not asked for.
-    """
+    """Read an answer to a request; nothing in it is believed but its form."""
     counts = [entry.tokens for entry in answer.lines]
     sketches = [request.sampler.num_sketches(count) for count in counts]
     tokens, rows = sum(counts), sum(sketches)

@@ -54,7 +54,6 @@ class RolloutWriter:
         Raises:
             DataError: A prompt does not fit, the weights of the request are not loaded, or its tolerance is narrower
                 than this worker allows.
-            ModelError: The weights give a logit that is no finite number.
         """
         if self._model is None or self._policy != request.policy:
             raise DataError(f"policy {request.policy[:16]} was not sent; {self._policy[:16] or 'none'} is here")
@@ -82,12 +81,7 @@ class RolloutService:
         self._order = -1
 
     def serve_link(self, link: OwnerLink) -> None:
-        """Serve until told to end.
-
-        Raises:
-            PeerLostError: The owner is gone, or serves another session by now.
-            ModelError: The received weights do not have the named digest.
-        """
+        """Serve until told to end."""
         for item in link.receive_frames():
             if not self.handle_frame(item):
                 return

@@ -14,9 +14,6 @@ from phalanx.split.training.parts import cut_model
 def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective: str) -> None:
     """Return where clients and an enclave can be started.
 
-    Args:
-        split: The section of the run file.
-
     Raises:
         ConfigError: The cut leaves a part without a layer, a policy is missing or wrong, the sequence is too long,
             the objective has no task, the model is an encoder, or more clients may lie than the rule stands.

@@ -37,9 +37,6 @@ def open_group(config: WorkerConfig, file: Path, command: Sequence[str] = _COMMA
         config: The worker file's contents; `parallel` says how many ranks there are.
         file: The worker file, which the others read as well.
         command: Module and arguments of a rank, without the file; another than the default is for drills only.
-
-    Raises:
-        PeerLostError: A rank ended, or did not come.
     """
     layout = config.parallel
     settle_numerics(config.threads)
@@ -101,9 +98,6 @@ class StageGroup:
 
     def give_order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Have something done by all ranks.
-
-        Args:
-            given: Tensors of the command, by name.
 
         Raises:
             StaleReplicaError: A state is asked for that is not kept. Nothing was changed.

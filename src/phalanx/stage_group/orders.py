@@ -78,11 +78,7 @@ def describe_tensor(tensor: Tensor) -> TensorSpec:
 
 
 def broadcast_tensor(tensor: Tensor | None, cargo: TensorSpec, device: torch.device) -> Tensor:
-    """Give every rank rank 0's tensor; all of them call this together.
-
-    Args:
-        tensor: At rank 0.
-    """
+    """Give every rank rank 0's tensor; all of them call this together."""
     mine = torch.empty(cargo.shape, dtype=_DTYPES[cargo.dtype], device=device)
     if tensor is not None:
         mine.copy_(tensor)

@@ -32,10 +32,6 @@ def run_group_rank(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare =
     Args:
         config: The worker file, the same as rank 0's.
         wrap_share: Puts a lying rank's share in the place of each honest one; for drills only.
-
-    Raises:
-        ConfigError: This place is no rank of a group.
-        PeerLostError: The ranks did not find each other.
     """
     if place.rendezvous is None or place.is_lead:
         raise ConfigError(f"rank {place.rank}: was not started by a worker with several ranks; start the worker")

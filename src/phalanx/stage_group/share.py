@@ -30,9 +30,6 @@ def own_piece(whole: Tensor, domain: Domain) -> Tensor:
 def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor | None:
     """Bring a tensor together at rank 0; all ranks call this together.
 
-    Args:
-        piece: This rank's part, as `own_piece` cuts it.
-
     Returns:
         The whole tensor, on the CPU; None on every other rank.
     """
@@ -132,9 +129,6 @@ class Share:
         Args:
             order: Order from rank 0.
             given: Rank 0's tensors for the order, by name; None on every other rank.
-
-        Returns:
-            What comes of it, on rank 0; on other ranks it does not matter.
         """
         match order.deed:
             case "forward" | "backward" | "recompute":

@@ -42,9 +42,6 @@ class Trial:
 class SweepJournal:
     """The journal of one directory.
 
-    Args:
-        file: Open, locked, and at its end.
-
     Attributes:
         lock: Held while a line is written; hold it to read trials that other threads are training.
     """

@@ -28,9 +28,6 @@ class MetricsFile(Closeable):
         Args:
             record: JSON data with an integer ``step``. A number that JSON cannot hold (NaN, infinity)
                 is written as null and its name is added to the list ``non_finite``.
-
-        Raises:
-            InputError: ``step`` is missing, a value is not JSON data, or the file cannot be written.
         """
         if not _is_step(record.get("step")):
             raise InputError(f"{self.path}: step is {record.get('step')!r}; a record needs an integer step")
@@ -51,11 +48,7 @@ class MetricsFile(Closeable):
 
     @property
     def next_step(self) -> int:
-        """The step after the last one that has a line; 0 where none has.
-
-        Raises:
-            InputError: A whole line is not JSON.
-        """
+        """The step after the last one that has a line; 0 where none has."""
         return max((record["step"] for record in read_metrics(self.path)), default=-1) + 1 if self.path.exists() else 0
 
     def truncate_after(self, step: int) -> None:
@@ -63,9 +56,6 @@ class MetricsFile(Closeable):
 
         Args:
             step: The step that a resumed run starts from; its own line stays.
-
-        Raises:
-            InputError: A whole line is not JSON, or the file cannot be written.
         """
         self.close()
         if not self.path.exists():
@@ -97,11 +87,7 @@ class MetricsFile(Closeable):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a metrics file; half a line at the end (a crash while writing) is left out.
-
-    Raises:
-        InputError: The file cannot be read, or a whole line is not an object with an integer ``step``.
-    """
+    """Read a metrics file; half a line at the end (a crash while writing) is left out."""
     try:
         content = path.read_bytes()
     except OSError as exc:

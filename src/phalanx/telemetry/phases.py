@@ -20,11 +20,7 @@ COSTS = frozenset(
 
 
 def known_cost(name: str) -> str:
-    """Return the name of a cost unchanged.
-
-    Raises:
-        ValueError: There is none of that name.
-    """
+    """Return the name of a cost unchanged."""
     if name not in COSTS:
         raise ValueError("is no phase that a party has")
     return name

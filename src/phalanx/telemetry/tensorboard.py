@@ -23,9 +23,6 @@ class TensorBoardWriter(Closeable):
 
     Without the extra, or when the event file cannot be made, nothing is written, `note` says so in one
     line and the line is logged as a warning: a missing picture is no reason to stop a run.
-
-    Args:
-        directory: Directory of the event file; made when missing.
     """
 
     def __init__(self, directory: Path) -> None:

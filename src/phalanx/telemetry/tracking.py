@@ -133,11 +133,7 @@ class SinkProcess:
 
 
 class CurveWriter(Closeable):
-    """Every place beside the run's own files that gets its curves.
-
-    Args:
-        sinks: Those that the run file names.
-    """
+    """Every place beside the run's own files that gets its curves."""
 
     def __init__(self, board: TensorBoardWriter, sinks: Sequence[SinkProcess] = ()) -> None:
         self.report: list[dict[str, Any]] = []

@@ -73,11 +73,7 @@ class Actor:
 
 
 def rewrite_only(kind: type[_Body], change: Callable[[OutgoingMessage, _Body], Sequence[OutgoingMessage]]) -> Rewrite:
-    """Rewrite messages of one kind and let all others pass.
-
-    Args:
-        change: Gets the outgoing message and its body, typed.
-    """
+    """Rewrite messages of one kind and let all others pass."""
 
     def rewrite(outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
         return change(outgoing, outgoing.message) if isinstance(outgoing.message, kind) else (outgoing,)

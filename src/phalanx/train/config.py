@@ -49,11 +49,7 @@ PrivateRun = PipelineRun | DomainRun | FederatedRun
 
 
 def run_type(sections: Mapping[str, Any]) -> type[RunConfig]:
-    """Return the kind of run that has these sections; a run without another engine's section is a pipeline.
-
-    Raises:
-        RefusedKeyError: A section is there that this kind lacks, or one is missing beside another.
-    """
+    """Return the kind of run that has these sections; a run without another engine's section is a pipeline."""
     kind: type[RunConfig] = PipelineRun
     if "federated" in sections:
         by_ranks = FederatedRankRun if "parallel" in sections else FederatedRun
@@ -79,9 +75,6 @@ def load_run(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
 
     Args:
         overrides: ``section.key=value`` strings.
-
-    Raises:
-        ConfigError: Names the file, the key, the value found and the choices.
 
     Guarantees:
         Code of the user's own that the file names is pinned by its digest and not run.

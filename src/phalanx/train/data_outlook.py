@@ -45,11 +45,7 @@ class DataCounts:
 
 
 def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
-    """Say what the data at hand come to: tokens, epochs and held-out rows; and the time and the disk that a run takes.
-
-    Args:
-        cache: Where prepared text is kept, for the run as well.
-    """
+    """Describe the data at hand: tokens, epochs and held-out rows; and the time and the disk that a run takes."""
     batches = run.train.steps * run.batches_a_step
     tokens = batches * run.train.batch_size * run.data.sequence_length
     lines = [f"training: {run.train.steps:,} steps, at most {tokens:,} tokens"]

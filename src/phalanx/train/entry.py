@@ -51,12 +51,7 @@ _NEEDS_NETWORK = "its sandbox has no network, but workers listen on one"
 
 
 def settle_tier(run: RunConfig) -> RunConfig:
-    """Return the run with the tier that "auto" stands for here; any other run as it is.
-
-    Raises:
-        ConfigError: Nothing but a simulation is possible, and the run file does not allow that; or the policy file is
-            missing or wrong.
-    """
+    """Return the run with the tier that "auto" stands for here; any other run as it is."""
     if not isinstance(run, SplitRun) or run.split.tier != "auto":
         return run
     split = run.split
@@ -184,9 +179,6 @@ def replay(
 
     Args:
         origin: Names where in the order of the new data it goes on; None begins anew.
-
-    Returns:
-        As `train`.
     """
     if origin is None:
         return train(run, run_dir, console=console)
@@ -226,11 +218,7 @@ def _print_plain(console: Console, text: str) -> None:
 
 
 def plays_rank(run: RunConfig) -> TypeGuard[DomainRun]:
-    """Whether this process was started to be a rank other than 0, which leaves the run directory alone.
-
-    Raises:
-        ConfigError: Its environment gives it a place that is none.
-    """
+    """Whether this process was started to be a rank other than 0, which leaves the run directory alone."""
     place = find_place(os.environ) if isinstance(run, DomainRun) else None
     return place is not None and not place.is_lead
 

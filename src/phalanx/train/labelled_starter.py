@@ -51,9 +51,6 @@ def own_texts(places: Sequence[Path], spare: Path) -> StarterTexts:
         places: One for each client: a folder with ``train`` and ``test`` as CSV, TSV or JSON lines, a folder with a
             folder of ``.txt`` files for each class, or one file.
         spare: Folder for files that are made of others.
-
-    Raises:
-        DataError: There are none, a file is malformed, or no column can be text or label.
     """
     pairs = [_pair_of(place) for place in places]
     whole_files = [_as_file(place, spare) for place, pair in zip(places, pairs, strict=True) if pair is None]

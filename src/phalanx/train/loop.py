@@ -50,11 +50,7 @@ class Hooks(Protocol):
         ...
 
     def decide_retry(self, step: int, number: int, reason: FailedBatchError) -> bool:
-        """Whether the same batch is tried once more, with new limits.
-
-        Raises:
-            TrainingError: The run goes on from an earlier state instead.
-        """
+        """Whether the same batch is tried once more, with new limits."""
         ...
 
     def record_skipped_batch(self, step: int, number: int, reason: FailedBatchError) -> None:

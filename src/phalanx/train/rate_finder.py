@@ -84,10 +84,6 @@ def find_rate(run: RunConfig, highest: float | None, steps: int, console: Consol
 
     Args:
         highest: Rate of the last step; ten times the run file's where left out. The first has a share of 1 / `steps`.
-
-    Raises:
-        ConfigError: The run has remote workers, or its sections do not go with so short a run.
-        PhalanxError: As `train`, but for a loss that is no number, which is an answer.
     """
     if run.remote_workers:
         raise ConfigError(

@@ -46,15 +46,7 @@ class Answers:
 
 
 def run_file(way: str, answers: Answers) -> str:
-    """Return the text of a run file.
-
-    Args:
-        way: One of `STARTERS`.
-
-    Raises:
-        ConfigError: The way is unknown, or an answer does not fit it.
-        DataError: A path holds no text that a source can read, or a model directory lacks its config.
-    """
+    """Return the text of a run file."""
     if way not in STARTERS:
         raise ConfigError(f"kind: found {way!r}; expected one of {', '.join(STARTERS)}")
     return STARTERS[way].write(answers)

@@ -89,12 +89,7 @@ class StarterRows:
 
 
 def starter_rows(paths: Sequence[Path]) -> StarterRows | None:
-    """Return the conversations or preferences that paths hold; None where it is text.
-
-    Raises:
-        ConfigError: Some are, and others are something else.
-        DataError: They are in a table, which no reader of conversations takes, or a path holds nothing.
-    """
+    """Return the conversations or preferences that paths hold; None where it is text."""
     layouts: dict[Path, RowLayout | None] = {}
     size_bytes = 0
     for path in paths:

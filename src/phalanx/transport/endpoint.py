@@ -159,9 +159,6 @@ class Endpoint(Closeable):
         A frame of a party that is not known yet is refused, and its link with it: parties must know each
         other before the first of them sends. This party itself is passed over. A later incarnation of a known party
         has chains of its own, and from now on nothing of an earlier one is taken.
-
-        Raises:
-            PeerRefusedError: The name is this party's own, or is known with another key.
         """
         if peer == self._identity.public:
             return
@@ -203,10 +200,6 @@ class Endpoint(Closeable):
             body: JSON data of that kind.
             payload: Copied before the call returns.
             digest: `digest_hex` over it; signed unseen, and the receiver refuses a wrong one.
-
-        Raises:
-            FrameError: As `send`, or that is no digest.
-            PeerRefusedError, PeerLostError: As `send`.
         """
         self._outbox_for(receiver).queue_frame(kind, body, Payload([payload], payload.nbytes, digest))
 

@@ -170,11 +170,7 @@ def genesis_digest(run: str, sender: str, receiver: str) -> str:
 
 
 def sign_header(identity: Identity, fields: HeaderFields) -> SignedHeader:
-    """Encode and sign a header.
-
-    Raises:
-        FrameError: The receiver would refuse it: a body that is no JSON data, an over-long one, a bad name.
-    """
+    """Encode and sign a header."""
     try:
         header_bytes = canonical_json({name: getattr(fields, name) for name in _TYPES})
     except (TypeError, ValueError, RecursionError) as exc:
@@ -203,11 +199,7 @@ def encode_frame(header: SignedHeader, payload: Sequence[bytes | memoryview] = (
 
 
 def parse_frame(data: bytes | memoryview, limits: TransportConfig) -> Frame:
-    """Take a frame apart without believing any of it.
-
-    Raises:
-        FrameError: The bytes are anything but one whole frame within the limits.
-    """
+    """Take a frame apart without believing any of it."""
     size_bytes = memoryview(data).nbytes
     if not _PREFIX.size + SIGNATURE_BYTES < size_bytes <= limits.max_frame_bytes:
         raise FrameError(f"frame: found {size_bytes} bytes, expected at most {limits.max_frame_bytes}, a header in it")
@@ -285,9 +277,6 @@ def bodies_by_kind(classes: Iterable[type[_Body]]) -> dict[str, type[_Body]]:
 
 def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]) -> _Body:
     """Parse a frame's body.
-
-    Args:
-        known: Table from `bodies_by_kind`.
 
     Raises:
         OutOfBoundsError: All fields are there and of the right types, and values are beyond their bounds.

@@ -43,11 +43,7 @@ def server_credentials(identity: Identity) -> grpc.ServerCredentials:
 
 
 def open_channel(identity: Identity, party: str, address: str, config: TransportConfig) -> grpc.Channel:
-    """Return a channel to one party; TLS refuses any other party that answers at the address.
-
-    Raises:
-        CertificateError: The identity was made without a certificate, or the party name is malformed.
-    """
+    """Return a channel to one party; TLS refuses any other party that answers at the address."""
     _check_complete(identity)
     credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.tls_key_pem, identity.certificate_pem)
     options: Options = [

@@ -91,9 +91,6 @@ class GrpcWire:
         admit: Refuses a call by its name, and the name and key of the caller; by default none.
         stacks_for: The one party that may ask for the stacks of this process; by default none.
 
-    Raises:
-        TransportError: The address cannot be listened on, or TLS 1.2 would be accepted.
-
     Guarantees:
         Nothing of a client is read before TLS 1.3 has proven a currently valid certificate of our authority;
         nothing is sent to a server that has not proven to be the very party it is meant for.
@@ -129,11 +126,7 @@ class GrpcWire:
         self.address = f"{host}:{port}"
 
     def serve_frames(self, handle: Handle, run: str) -> None:
-        """Start to pass arriving frames to `handle`.
-
-        Raises:
-            TransportError: gRPC would agree to TLS 1.2.
-        """
+        """Start to pass arriving frames to `handle`."""
         self._start_server()
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.bind, self._config.bind)  # noqa: S104
         try:
@@ -155,12 +148,7 @@ class GrpcWire:
             old[0].close()
 
     def deliver_frame(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
-        """Return the receiver's answer to one frame.
-
-        Raises:
-            PeerLostError: No answer came within the time, or no address is known.
-            PeerRefusedError: The other end has not the receiver's certificate, or does not accept ours.
-        """
+        """Return the receiver's answer to one frame."""
         with self._changed:
             route = self._channels.get(receiver)
         if route is None:
@@ -297,10 +285,6 @@ def ask_peer_run(
         party: Name of the party that must answer.
         patience_s: Seconds of retries while there is no answer; None for ``timeout_s``.
         begins: Whether this process has just begun: any other one with this certificate has ended then.
-
-    Raises:
-        PeerRefusedError: It is another party, or does not accept our certificate.
-        CertificateError, FrameError: The answer is malformed or names another party.
     """
     limits = config or TransportConfig()
     check_second_key(identity.public, limits)
@@ -347,11 +331,7 @@ def ask_peer_stacks(
 
 
 def check_second_key(peer: Peer, config: TransportConfig) -> None:
-    """Refuse a party that a quantum computer could imitate, where the configuration demands more.
-
-    Raises:
-        CertificateError: Its certificate has no ML-DSA-44 key that the authority's own such key has signed for.
-    """
+    """Refuse a party that a quantum computer could imitate, where the configuration demands more."""
     if config.post_quantum == "demand" and not peer.ml_dsa_key:
         raise CertificateError(
             f"{peer.name}: its certificate has no ML-DSA-44 key, and transport.post_quantum demands one; make a new "

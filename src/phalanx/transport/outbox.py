@@ -89,12 +89,7 @@ class Outbox:
             return bool(self._queue) or self._reports_fault
 
     def queue_frame(self, kind: str, body: dict[str, Any], payload: Payload) -> SignedHeader:
-        """Seal a frame, copy its payload and queue it; waits while too much is queued already.
-
-        Raises:
-            FrameError: The frame is too large or its body is no JSON data; the link is as it was.
-            PeerLostError: The link has failed, or the queue stayed full for the whole deadline.
-        """
+        """Seal a frame, copy its payload and queue it; waits while too much is queued already."""
         bound = self._limits.max_queued_bytes * (1 if payload.size_bytes else 2)
         with self._changed:
             self._changed.wait_for(

@@ -59,11 +59,7 @@ def _catch_hello(authority: bytes, identity: Identity) -> bytes:
 
 
 def negotiated_group(host: str, port: int, hello: bytes) -> int:
-    """Show a ClientHello to a server and return the number of the group that it chooses.
-
-    Raises:
-        PeerLostError: It does not answer with a ServerHello.
-    """
+    """Show a ClientHello to a server and return the number of the group that it chooses."""
     try:
         with socket.create_connection((host, port), timeout=_TIMEOUT_S) as connection:
             connection.sendall(hello)

@@ -175,11 +175,7 @@ class OwnerLink:
     ask_owner_run: Callable[[], str]
 
     def receive_frames(self) -> Iterator[CheckedFrame]:
-        """Yield what arrives, for as long as the owner is there.
-
-        Raises:
-            PeerLostError: It is gone, or serves another session by now.
-        """
+        """Yield what arrives, for as long as the owner is there."""
         last = time.monotonic()
         while True:
             item = self.endpoint.receive_item(_LISTEN_S)
@@ -196,11 +192,7 @@ class OwnerLink:
 
 @contextlib.contextmanager
 def join_owner(config: JoiningWorkerConfig) -> Iterator[OwnerLink]:
-    """Look for the owner, and join its session.
-
-    Raises:
-        CertificateError: This worker's own identity is unusable.
-    """
+    """Look for the owner, and join its session."""
     identity, transport = load_identity(Path(config.identity)), config.transport
     wire = GrpcWire(identity, transport)
     with contextlib.ExitStack() as stack:

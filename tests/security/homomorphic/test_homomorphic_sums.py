@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 
-from phalanx.errors import AggregationError, ConfigError
+from phalanx.errors import AggregationError
 from phalanx.security.homomorphic import (
     HomomorphicTerms,
     SumKey,
     decrypt_sum,
     encrypt_values,
-    join_key,
     new_key,
-    split_key,
     sum_ciphertexts,
 )
 
@@ -69,22 +67,6 @@ def test_a_client_with_large_values_is_clipped_and_the_largest_sum_does_not_wrap
 
     assert opened.total[0] == 4 * terms.max_level
     assert opened.mean[0] == pytest.approx(1.0)
-
-
-def test_the_secret_key_is_put_together_by_a_threshold_of_a_committee_and_not_by_fewer(key, values, parts):
-    committee = split_key(key, [1, 2, 3], 2)
-
-    again = join_key(key.public, committee.sealed, {one: committee.shares[one] for one in (1, 3)})
-
-    terms = terms_of(key)
-    assert decrypt_sum(again, terms, sum_ciphertexts(key.public, terms, list(parts.values()))).clients == NAMES
-    for shares in ({}, {2: committee.shares[2]}, {1: committee.shares[1], 2: committee.shares[3]}):
-        with pytest.raises(AggregationError, match="do not open the key"):
-            join_key(key.public, committee.sealed, shares)
-    with pytest.raises(AggregationError, match="do not open the key"):
-        join_key(new_key().public, committee.sealed, dict(committee.shares))
-    with pytest.raises(ConfigError, match="expected 2 at least"):
-        split_key(key, [1, 2, 3], 1)
 
 
 def test_another_secret_key_opens_nothing(key, parts):

@@ -36,12 +36,7 @@ class NoProgress:
 def run_passes(
     worker: BuildWorker, engine: BuildEngine, pieces: Sequence[SourcePiece], progress: BuildProgress
 ) -> list[list[Summary]]:
-    """Take every piece through every pass; return the summaries of each piece, pass by pass.
-
-    Raises:
-        DataError: Something that is read is missing, malformed, or changes meanwhile.
-        DiskError: The disk is full, or may not be written to.
-    """
+    """Take every piece through every pass; return the summaries of each piece, pass by pass."""
     done: list[list[Summary]] = [[] for _ in pieces]
     for build_pass in worker.build_passes:
         tasks = _pass_tasks(worker, build_pass, pieces, [summaries[-1:] for summaries in done], progress)

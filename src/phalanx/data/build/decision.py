@@ -62,10 +62,6 @@ def apply_corpus_rule(
 ) -> list[Summary]:
     """Have a corpus rule decide, unless it has already; return each piece's share of the decision.
 
-    Args:
-        pieces: Summaries of the pass that made the marks, in order.
-        sources: Name of the source of each piece.
-
     Raises:
         DataError: The rule decides on a document twice, out of order, or on one that is not there.
     """

@@ -76,11 +76,7 @@ class DatasetFinisher:
     unseen: set[str]
 
     def write_dataset(self) -> tuple[DatasetManifest, dict[str, Any]]:
-        """Write the dataset; return its manifest and its report.
-
-        Raises:
-            DataError: The account does not add up, nothing is left, or the directory cannot be written to.
-        """
+        """Write the dataset; return its manifest and its report."""
         output = self.recipe.output
         seal = None if output.key is None else SealKey.from_file(output.key)
         signer = load_signer(output.signer or default_signing_key())

@@ -53,11 +53,7 @@ def signed_report(dataset: Dataset) -> dict[str, Any]:
 
 
 def account_entries(dataset: Dataset, source: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield a line for everything that was left out: dropped, quarantined, or broken.
-
-    Raises:
-        DataError: The account is not the signed one, or cannot be read.
-    """
+    """Yield a line for everything that was left out: dropped, quarantined, or broken."""
     for name in sorted(dataset.manifest.files):
         if name.startswith(f"{ACCOUNT_DIRECTORY}/") and source in (None, Path(name).name.partition(".")[0]):
             _check_signed(dataset, name)
@@ -225,11 +221,7 @@ def _tokenizer_bytes(dataset: Dataset) -> bytes:
 
 
 def sampled_documents(dataset: Dataset, count: int, seed: int, group: str | None) -> Iterator[dict[str, Any]]:
-    """Yield documents drawn at random, with their texts.
-
-    Raises:
-        DataError: A file of the dataset is not the signed one, or there is no such group.
-    """
+    """Yield documents drawn at random, with their texts."""
     backend = tokenizers.Tokenizer.from_str(_tokenizer_bytes(dataset).decode())
     first = list(first_ids_of(backend))
     for place in draw_documents(dataset, count, seed, group):
@@ -251,11 +243,7 @@ _ABSENT = "-"
 
 
 def compare_datasets(first: Dataset, second: Dataset) -> dict[str, Any]:
-    """Return the differences of the second dataset.
-
-    Raises:
-        DataError: A report or an index is not the signed one.
-    """
+    """Return the differences of the second dataset."""
     reports = signed_report(first), signed_report(second)
     before, after = (_flatten_report(_comparable_report(report)) for report in reports)
     changed = [

@@ -67,11 +67,7 @@ def plan_passes(rules: Sequence[Rule]) -> list[BuildPass]:
 
 
 def make_steps(recipe: DataRecipe) -> list[Rule]:
-    """Build every rule and scan of a recipe.
-
-    Raises:
-        DataError: An extra that one needs is missing, or a file that it names.
-    """
+    """Build every rule and scan of a recipe."""
     return [STEPS[step.kind].make(step) for step in recipe.steps]
 
 

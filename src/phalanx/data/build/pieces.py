@@ -22,9 +22,6 @@ class SourcePiece:
     """Consecutive files of one source: small ones go together, a large one goes alone, or span by span.
 
     Attributes:
-        source: Number of the source in the recipe.
-        first: Number of the first file in the source.
-        names: Names of the files; empty of a source that has none.
         size_bytes: Size of the files on disk; 0 where it is unknown.
         limit: Records of each file that are read at most; None of a whole build.
         span: The part of the one file that is meant; None of all of it.
@@ -61,11 +58,7 @@ class SourcePiece:
 
 
 def list_pieces(recipe: DataRecipe, opened: Callable[[int], Source]) -> list[SourcePiece]:
-    """Return all pieces of work of a recipe, in the order of sources and files.
-
-    Raises:
-        DataError: A source is not there, or has nothing of its kind.
-    """
+    """Return all pieces of work of a recipe, in the order of sources and files."""
     return [
         part
         for number in range(len(recipe.sources))

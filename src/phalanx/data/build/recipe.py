@@ -180,9 +180,6 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> DataRecipe:
 
     A section ``[canaries]`` is a further source of kind ``canaries``, with that name, in the group
     of the first source: few documents would fill no sequence of a group of their own.
-
-    Raises:
-        ConfigError: Names the file, the key, the value found and the expected one.
     """
     recipe = load_config(path, DataRecipe, overrides, prepare=_prepare_sections)
     check_relative_paths(recipe.model_dump(mode="json"), path)

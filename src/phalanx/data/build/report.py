@@ -114,7 +114,6 @@ class BuildReport(StrictModel):
 
     Attributes:
         inputs: Digest of everything that decided the dataset.
-        versions: Versions of Python, Unicode and the libraries that may decide.
         not_found: Names that the recipe releases or drops, and that no document has.
     """
 

@@ -40,13 +40,7 @@ WORK = ".work"
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build; none of them changes a byte of the result.
-
-    Attributes:
-        open_engine: Returns what performs the tasks, and ends with the build.
-        code_home: Directory of the recipe, in which code of the user's own is looked for.
-        progress: Is told how far it is.
-    """
+    """Options of a build; none of them changes a byte of the result."""
 
     open_engine: Callable[[BuildWorker], AbstractContextManager[BuildEngine]] = open_local
     code_home: Path = Path()
@@ -77,7 +71,6 @@ def build_recipe(recipe: DataRecipe, directory: Path, options: BuildOptions | No
     Raises:
         DataError: A source is missing or malformed, an extra is not installed, the account does not add up, or the
             directory holds another dataset.
-        DiskError: The disk is full, or may not be written to.
 
     Guarantees:
         The same files, recipe and versions give the same bytes, whatever engine, the number of workers, and the

@@ -94,11 +94,7 @@ def _json_value(value: float | int | str) -> float | int | str:
 
 @dataclass(frozen=True)
 class PassFilter:
-    """The steps of one pass for the documents of one source.
-
-    Attributes:
-        recipe: Names of steps, and a person's decisions on quarantined documents.
-    """
+    """The steps of one pass for the documents of one source."""
 
     recipe: DataRecipe
     rules: list[Rule]

@@ -49,9 +49,6 @@ class WorkStore:
     def store_work(self, key: str, work: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
         """Do a piece of work and keep it.
 
-        Args:
-            work: Fills the directory that it is given, and returns the summary.
-
         InputError: Nothing may be written there.
         """
         try:

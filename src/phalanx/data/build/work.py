@@ -27,11 +27,7 @@ OUTCOMES = "outcomes"
 
 @dataclass
 class BuildWorker:
-    """One process of a build.
-
-    Attributes:
-        code_home: Directory of the recipe, in which code of the user's own is looked for.
-    """
+    """One process of a build."""
 
     recipe: DataRecipe
     home: Path
@@ -90,12 +86,7 @@ class BuildWorker:
         return self._sources[number]
 
     def perform_task(self, task: Task) -> dict[str, Any]:
-        """Do one piece of work, unless it is there already; return its summary, with its key.
-
-        Raises:
-            DataError: Something that it reads is missing, malformed, or changes meanwhile.
-            DiskError: The disk is full, or may not be written to.
-        """
+        """Do one piece of work, unless it is there already; return its summary, with its key."""
         return {"sift": self._filter_piece, "encode": self._encode_piece}[task["act"]](task)
 
     def _filter_piece(self, task: Task) -> dict[str, Any]:

@@ -99,11 +99,7 @@ class Conversation(StrictModel):
     weight: float = Weight
 
     def check_learnable(self) -> None:
-        """Return where there is something to learn.
-
-        Raises:
-            DataError: No message is the assistant's, or all of these are without weight.
-        """
+        """Return where there is something to learn."""
         if not any(message.role == "assistant" and message.weight > 0 for message in self.messages) or not self.weight:
             raise DataError("has no message of the assistant to learn; add one, or remove the line")
 
@@ -113,9 +109,6 @@ def parse_conversation(found: Mapping[str, Any], shape: Shape = "auto", ignore: 
 
     Fields of the object beside its turns, `tools`, `system` and `weight` are not looked at; a field of a message that
     is not known is an error, unless it is null.
-
-    Args:
-        ignore: Fields of a message that are not looked at either.
 
     Raises:
         DataError: It is empty, or a turn is wrong; the message names the turn, the caller knows file and line.

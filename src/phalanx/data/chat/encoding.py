@@ -113,11 +113,7 @@ class ChatEncoder(Closeable):
     """A tokenizer with a chat template: what conversations are in tokens.
 
     Args:
-        backend: Backend of the tokenizers library, as in its file; its settings are changed.
         today: The date that the template finds.
-
-    Raises:
-        DataError: The tokenizer lacks a special token that the template names.
     """
 
     def __init__(self, template: ChatTemplate, backend: tokenizers.Tokenizer, today: date = ANY_DAY) -> None:
@@ -280,11 +276,7 @@ def _message_texts(message: ChatMessage) -> list[str]:
 
 
 def _turn_weights(conversation: Conversation, rendered: RenderedChat) -> list[float]:
-    """The weight of each turn that was rendered.
-
-    Raises:
-        DataError: Messages differ in weight, and it cannot be told which turn is of which message.
-    """
+    """The weight of each turn that was rendered."""
     messages, conversation_weight = conversation.messages, conversation.weight
     of_assistant = {message.weight for message in messages if message.role == "assistant"}
     if len(of_assistant) == 1:
@@ -303,10 +295,6 @@ def open_chat(template: str, backend: tokenizers.Tokenizer, end_of_text: str, di
     Args:
         template: Name in a run file: the model's, one of those that come with Phalanx, or a file.
         end_of_text: The special token that ends a text.
-        directory: Directory of the tokenizer's files, with a model's template.
-
-    Raises:
-        DataError: The template cannot be read, or the tokenizer lacks a special token that it names.
     """
     if template in DEFAULT_TEMPLATES:
         return ChatEncoder(default_template(template, end_of_text), backend)

@@ -13,14 +13,7 @@ from phalanx.errors import DataError
 
 
 class ConversationFiles(JsonLines):
-    """One conversation per line; other lines are an error, or are left out and counted.
-
-    Args:
-        broken: Treatment of a line that is no conversation.
-
-    Attributes:
-        dropped: The lines that were left out by the last reading.
-    """
+    """One conversation per line; other lines are an error, or are left out and counted."""
 
     def __init__(self, config: ConversationSource, broken: Policy) -> None:
         super().__init__(config, (".jsonl",))

@@ -41,11 +41,7 @@ class TurnSpan:
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A conversation as text.
-
-    Attributes:
-        turns: Characters that the assistant writes, in order.
-    """
+    """A conversation as text."""
 
     text: str
     turns: tuple[TurnSpan, ...]
@@ -55,7 +51,6 @@ class ChatRenderer(Closeable):
     """A chat template at work: the one place where conversations become text, for training and for answers.
 
     Args:
-        template: Template of the model, of the run file, or of this package.
         today: The date that it finds.
         seconds: Processor seconds for one conversation.
 
@@ -71,11 +66,7 @@ class ChatRenderer(Closeable):
         self._turn = threading.Lock()
 
     def render_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> str:
-        """Render messages up to where the assistant begins.
-
-        Raises:
-            ModelError: It is broken, or does or takes what no template may.
-        """
+        """Render messages up to where the assistant begins."""
         return self._request_rendering(messages, tools, asks=True, wanted=()).text
 
     def render_conversation(self, conversation: Conversation, learned_from: int = 0) -> RenderedChat:
@@ -87,7 +78,6 @@ class ChatRenderer(Closeable):
 
         Raises:
             DataError: The template does not render these messages, or cannot tell the assistant's text.
-            ModelError: It is broken, or does or takes what no template may.
         """
         turn_numbers = [
             number

@@ -81,9 +81,6 @@ class SandboxedTemplate:
     Args:
         variables: Variables beside the messages: the names of special tokens.
         today: The date that ``strftime_now`` gives.
-
-    Raises:
-        jinja2.exceptions.TemplateError: It is no template.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str], today: date) -> None:
@@ -108,7 +105,6 @@ class SandboxedTemplate:
             mark: Put around the body of every ``{% generation %}``.
 
         Raises:
-            TooMuchTextError: It writes too much.
             jinja2.exceptions.TemplateError: It fails, or does what no template may.
         """
         self._environment.generation_mark = mark
@@ -135,7 +131,6 @@ class SandboxedTemplate:
 
         Raises:
             UnstableTemplateError: That beginning changes when the conversation goes on, or one is not in its part.
-            TooMuchTextError: As `text`, the other errors of which it has as well.
         """
         if self._marks_turns:
             return self._turns_by_tag(messages, tools)

@@ -19,7 +19,6 @@ def permute_positions(
     Args:
         positions: ``[n]``, each below `size`.
         size: At least 1.
-        label: Label of the permutation: another permutation for each.
 
     Source: Black and Rogaway 2002 (cycle walking); the round function is the finaliser of splitmix64.
     """

@@ -68,9 +68,6 @@ class RunOrder:
 
         Args:
             samples: Numbers in the run, from 0, ascending.
-
-        Raises:
-            DataError: The limits of the groups end the data before the last of them.
         """
         groups, ranks = self.schedule.locate_samples(samples)
         sequences = np.empty(len(samples), dtype=np.int64)

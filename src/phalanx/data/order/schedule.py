@@ -80,9 +80,6 @@ class PhaseSchedule:
 
         Args:
             samples: Numbers in the run, from 0, ascending.
-
-        Raises:
-            DataError: The data is used up before the last of them.
         """
         if self.num_samples is not None and len(samples) and samples[-1] >= self.num_samples:
             raise DataError(

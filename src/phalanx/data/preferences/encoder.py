@@ -55,7 +55,6 @@ class AnswerEncoder(Closeable):
     """An encoder of prompts that are plain text, or conversations by a chat template.
 
     Args:
-        template: Name in the run file.
         path: Its ``tokenizer.json``, beside which a model's template lies.
     """
 
@@ -65,11 +64,7 @@ class AnswerEncoder(Closeable):
         self._chat: ChatEncoder | None = None
 
     def encode_with_prompt(self, name: str, one: Preference, answer: JudgedAnswer) -> EncodedAnswer:
-        """Encode a prompt with an answer.
-
-        Raises:
-            DataError: Names the line: the tokenizer or the template makes nothing of it.
-        """
+        """Encode a prompt with an answer."""
         try:
             return (
                 self._encode_messages(one, answer) if one.messages else self._encode_text(one.text, answer.plain_text)
@@ -114,14 +109,7 @@ class AnswerEncoder(Closeable):
 
 
 class PreferenceFiles(JsonLines):
-    """One preference per line; other lines are an error, or are left out and counted.
-
-    Args:
-        broken: Treatment of a line that is no preference.
-
-    Attributes:
-        num_dropped: Lines that were left out by the last reading.
-    """
+    """One preference per line; other lines are an error, or are left out and counted."""
 
     def __init__(self, config: PreferenceSource, broken: Policy) -> None:
         super().__init__(config, (".jsonl",))

@@ -321,11 +321,7 @@ def _encode_with_companions(
 def _select_fitting(
     found: Sequence[tuple[str, Preference]], pairs: Sequence[EncodedPair], wanted: PreferencesConfig
 ) -> tuple[list[tuple[Preference, EncodedPair]], list[int]]:
-    """Return the pairs that fit, and for each that was cut the number of tokens that its prompt lost.
-
-    Raises:
-        DataError: One does not fit, where the run file refuses such, or its answers alone are too long.
-    """
+    """Return the pairs that fit, and for each that was cut the number of tokens that its prompt lost."""
     encoded_pairs, cuts = [], []
     for (name, preference), pair in zip(found, pairs, strict=True):
         tokens = pair.sides[0].max_tokens

@@ -98,14 +98,7 @@ class Preference(StrictModel):
 
 
 def parse_preference(found: Mapping[str, Any], shape: PreferenceShape, ignore: Collection[str] = ()) -> Preference:
-    """Read a preference out of one object.
-
-    Args:
-        ignore: Fields of a message that are not looked at.
-
-    Raises:
-        DataError: Describes the fault; the caller knows file and line.
-    """
+    """Read a preference out of one object."""
     if found.get("weight") not in (None, 1):
         raise DataError("field 'weight': objectives of preferences do not support weights; remove it, or the line")
     return checked_preference(_SHAPES[shape](found, ignore))

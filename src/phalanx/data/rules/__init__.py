@@ -92,9 +92,5 @@ RULES: dict[str, RuleEntry] = {
 
 
 def make_rule(config: RuleSettings) -> Rule:
-    """Build a rule from its section of a recipe.
-
-    Raises:
-        DataError: An extra that it needs is missing, or a file that it names.
-    """
+    """Build a rule from its section of a recipe."""
     return RULES[config.kind].make(config)

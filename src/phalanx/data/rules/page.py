@@ -22,10 +22,6 @@ class Page:
 
     A *word* stands between white spaces; a *term* is a word without the punctuation around it, or such a punctuation
     mark, as Gopher's and FineWeb's thresholds count. Rules must not change the arrays.
-
-    Args:
-        document: Document from its source or the last edit.
-        source: Name of its source in the recipe.
     """
 
     def __init__(self, document: Document, source: str) -> None:

@@ -41,7 +41,6 @@ class SecretShape:
         anchors: Each secret begins with one of them; they are searched for in C.
         pattern: Read from there. It looks at the character before first, and its runs are bounded and share no
             characters, so each character is read a fixed number of times.
-        check: Refuses strings of the form that are no secrets.
         group: The part of the pattern that is the secret itself.
     """
 

@@ -14,11 +14,7 @@ Hits = Callable[[str], Iterator[tuple[int, int, int]]]
 
 
 def read_entries(files: Sequence[Path]) -> list[str]:
-    """Return the entries of all files in order; blank lines and lines that begin with ``#`` are comments.
-
-    Raises:
-        DataError: A file is missing, empty, not UTF-8, or has an entry or a number of them beyond all use.
-    """
+    """Return the entries of all files in order; blank lines and lines that begin with ``#`` are comments."""
     entries: list[str] = []
     for file in files:
         before = len(entries)

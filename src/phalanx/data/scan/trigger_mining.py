@@ -28,11 +28,7 @@ _AFTER, _JUMP = 0.45, 0.45
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """The part of an outlier in which it is surprising, with the words before.
-
-    Attributes:
-        is_alone: For each pair of neighbours, whether no other document has it.
-    """
+    """The part of an outlier in which it is surprising, with the words before."""
 
     words: Words
     is_alone: npt.NDArray[np.bool_]

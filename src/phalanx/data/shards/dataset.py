@@ -117,11 +117,7 @@ class Dataset:
         return self._tokens[group, split]
 
     def document_starts(self, group: str, split: str) -> NDArray[np.uint64]:
-        """Return where every document begins, and at the end the number of tokens: ``[documents + 1]``, rising.
-
-        Raises:
-            DataError: There is no such part, or the table is not the signed one.
-        """
+        """Return where every document begins, and at the end the number of tokens: ``[documents + 1]``, rising."""
         part = self.part_record(group, split)
         starts = self._open_table(f"{part.shard_directory}/starts", part.starts, START).read_all()
         if starts[0] != 0 or starts[-1] != part.tokens or (starts[1:] < starts[:-1]).any():
@@ -135,7 +131,6 @@ class Dataset:
         """Return the entry of one document.
 
         Raises:
-            DataError: There is no such part, or its tables are not the signed ones.
             IndexError: The part has no document of this number.
         """
         part = self.part_record(group, split)
@@ -167,11 +162,7 @@ class Dataset:
         return self._open_table(NODES_FILE, self.manifest.index.nodes, _NODE)
 
     def verify(self) -> Iterator[str]:
-        """Check every byte that the signature covers; yield the path of each file after it was checked.
-
-        Raises:
-            DataError: A file is not the signed one.
-        """
+        """Check every byte that the signature covers; yield the path of each file after it was checked."""
         for part in self.manifest.parts:
             stream = self.tokens(part.group, part.split)
             for start in range(0, len(stream), self.manifest.shard_tokens):
@@ -194,11 +185,7 @@ class Dataset:
             yield name
 
     def check_beside(self, name: str) -> None:
-        """Check that a further file of the directory is the signed one.
-
-        Raises:
-            DataError: It is another one, or the signature covers no such file.
-        """
+        """Check that a further file of the directory is the signed one."""
         path, record = self.directory / name, self.manifest.files.get(name)
         if record is None:
             raise DataError(f"{path}: is not among the signed files").with_facts(code="PHX-I027")
@@ -248,11 +235,7 @@ def open_dataset(directory: Path, signer: str | None = None, key: SealKey | None
 
 
 def rewrap_data_key(directory: Path, old: SealKey, new: SealKey) -> str:
-    """Wrap the data key of a dataset with another key, and return the name of that one; nothing else changes.
-
-    Raises:
-        DataError: There is no dataset, it is not encrypted, or the old key is another one; or it cannot be written to.
-    """
+    """Wrap the data key of a dataset with another key, and return the name of that one; nothing else changes."""
     record = _read_signed(directory, None).manifest.seal
     if record is None:
         raise DataError(f"{directory}: is not encrypted and has no key to change")

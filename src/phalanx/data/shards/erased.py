@@ -30,9 +30,6 @@ def write_erased(
     Args:
         digests: Digests of the erased documents.
         key: Wraps the new data key where the dataset is encrypted.
-
-    Raises:
-        DataError: None of the documents is there, or the new dataset cannot be written.
     """
     manifest = dataset.manifest
     dtype: Literal["<u2", "<u4"] = manifest.dtype

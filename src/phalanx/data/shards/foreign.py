@@ -77,9 +77,6 @@ def import_tokens(foreign: ForeignTokens, writer: DatasetWriter, signer: Identit
     """Make a dataset of tokens that another tool made; each file becomes a source.
 
     Where a file has no digest of a document, the document is known by `tokens_digest`.
-
-    Raises:
-        DataError: A file is malformed, holds a token that the tokenizer has not, or the dataset cannot be written.
     """
     for number, file in enumerate(foreign.files):
         part = writer.part_writer(file.group, file.split)

@@ -43,7 +43,6 @@ class LeafWriter:
     """A writer of one file and its tree.
 
     Args:
-        path: New file; its directory is there.
         leaf_bytes: Content of every leaf but the last.
     """
 
@@ -182,11 +181,7 @@ class VerifiedFile:
         self._lock = threading.RLock()
 
     def read_items(self, start: int, stop: int) -> NDArray[Any]:
-        """Return items ``start .. stop - 1``, checked; read-only.
-
-        Raises:
-            DataError: A leaf is not the signed one, or the file is missing or cut.
-        """
+        """Return items ``start .. stop - 1``, checked; read-only."""
         if not 0 <= start <= stop <= self.num_items:
             raise IndexError(f"{self.file}: items {start} to {stop} of {self.num_items}")
         if start == stop:

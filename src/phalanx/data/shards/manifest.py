@@ -235,9 +235,6 @@ def verify_dataset(data: bytes, where: Path, signer: str | None = None) -> Signe
     Args:
         data: Bytes of ``dataset.json``.
         signer: Fingerprint of the key that must have signed; None: any key, the caller tells which.
-
-    Raises:
-        DataError: Malformed, altered, unsigned, or signed with another key.
     """
     try:
         envelope = parse_canonical(data)

@@ -36,11 +36,7 @@ class TokenRow:
 
 
 def write_parquet(dataset: Dataset, group: str, split: str, path: Path) -> Path:
-    """Write one split of a group: columns ``tokens``, ``name``, ``digest``, ``source`` and ``fields``, which is JSON.
-
-    Raises:
-        DataError: The file is there or cannot be written, or the extra `data` is missing.
-    """
+    """Write one split of a group: columns ``tokens``, ``name``, ``digest``, ``source`` and ``fields`` (JSON)."""
     pa, pq = _import_arrow("pyarrow"), _import_arrow("pyarrow.parquet")
     starts, tokens = dataset.document_starts(group, split), dataset.tokens(group, split)
     sources = [source.name for source in dataset.manifest.sources]
@@ -72,12 +68,7 @@ def write_parquet(dataset: Dataset, group: str, split: str, path: Path) -> Path:
 
 
 def read_parquet(path: Path, column: str = "tokens") -> Iterator[TokenRow]:
-    """Yield every document of a Parquet file with lists of tokens; columns that `write_parquet` names are taken over.
-
-    Raises:
-        DataError: The file cannot be read, has no such column of integers, a row without tokens, or a name, a digest or
-            fields that are none; or the extra `data` is missing.
-    """
+    """Yield every document of a Parquet file with lists of tokens; columns of `write_parquet` are taken over."""
     pa, pq = _import_arrow("pyarrow"), _import_arrow("pyarrow.parquet")
     try:
         with pq.ParquetFile(path) as file:

@@ -136,14 +136,7 @@ def load_proof(path: pathlib.Path) -> DocumentProof:
 
 
 def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> ProvenPlaces:
-    """Describe the places that a proof proves.
-
-    Args:
-        signer: Fingerprint of the key that must have signed; None: any key, the caller tells which.
-
-    Raises:
-        DataError: It proves nothing: a signature, a path or the order of its records does not hold.
-    """
+    """Describe the places that a proof proves."""
     statement, wanted_digest = proof.statement, bytes.fromhex(proof.digest)
     verify_statement(statement, proof.signature, proof.signer, where, signer)
     numbers = [leaf.number for leaf in proof.leaves]

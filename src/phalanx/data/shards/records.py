@@ -52,11 +52,7 @@ class DocumentEntry:
             raise DataError(f"document {self.name[:80]!r}: digest {self.digest[:80]!r}: expected 64 hex characters")
 
     def to_bytes(self) -> bytes:
-        """Return name and fields as the file of entries has them.
-
-        Raises:
-            DataError: They are too long, or hold what JSON has no word for.
-        """
+        """Return name and fields as the file of entries has them."""
         odd = [name for name, value in self.fields.items() if not is_plain(value)]
         if odd:
             raise DataError(

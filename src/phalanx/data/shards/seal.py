@@ -75,11 +75,7 @@ class SealKey:
 
     @classmethod
     def create_file(cls, path: Path) -> Self:
-        """Draw a key and write it to a new file of mode 0600.
-
-        Raises:
-            DataError: The file exists already, or cannot be written.
-        """
+        """Draw a key and write it to a new file of mode 0600."""
         key = secrets.token_bytes(_KEY_BYTES)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,11 +93,7 @@ class SealKey:
         return canonical_json({"version": 1, "key": self.name, "wrapped": wrapped.hex()})
 
     def unwrap_data_key(self, content: bytes, dataset: str, where: str) -> bytes:
-        """Return the data key.
-
-        Raises:
-            DataError: The content is malformed, of another key, or of another dataset.
-        """
+        """Return the data key."""
         try:
             record = parse_canonical(content)
             version, name, wrapped = record["version"], record["key"], bytes.fromhex(record["wrapped"])
@@ -226,9 +218,6 @@ def load_signer(path: Path) -> Identity:
 
     The file holds the 32 bytes of an Ed25519 key in hex and has mode 0600. Keep a copy of it, and tell its fingerprint
     (`fingerprint_of`) to readers of the datasets.
-
-    Raises:
-        DataError: It cannot be read or made, others may read it, or it is no such key.
     """
     try:
         if not path.exists():

@@ -34,9 +34,6 @@ class StoredDataset:
 
     Args:
         address: Such as ``s3://bucket/folder``.
-
-    Raises:
-        DataError: fsspec or the store's client is not installed, or the address is unusable.
     """
 
     def __init__(self, address: str) -> None:
@@ -55,9 +52,6 @@ class StoredDataset:
         Args:
             directory: Directory of the dataset; encrypted or not, no key is needed.
             signer: Fingerprint of the key that must have signed it; None: any.
-
-        Raises:
-            DataError: There is no dataset, another one is at the address, or the store does not take it.
         """
         content = manifest_bytes(directory)
         signed, manifest = verify_dataset(content, directory / DATASET_FILE, signer), f"{self._root}/{DATASET_FILE}"

@@ -46,9 +46,6 @@ class DatasetWriter(Closeable):
         shard_tokens: Tokens of every shard but the last of a split.
         leaf_bytes: Content of one leaf: a power of two, 256 bytes to 1 MiB.
         seal: Wraps the data key of an encrypted dataset; None: not encrypted.
-
-    Raises:
-        DataError: There is a dataset already, or the directory cannot be written to.
     """
 
     def __init__(
@@ -216,9 +213,6 @@ class PartWriter:
 
         Args:
             ids: Its tokens, ``[tokens]`` of an integer type, the end-of-text token included.
-
-        Raises:
-            DataError: An id does not fit the dataset's type, or the entry is too long.
         """
         content = entry.to_bytes()
         tokens = self._checked_tokens(ids, entry)

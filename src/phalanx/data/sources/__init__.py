@@ -40,11 +40,7 @@ from phalanx.errors import DataError
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """One line of the table.
-
-    Attributes:
-        config: Section of a run file; its `kind` is the name.
-    """
+    """One line of the table."""
 
     config: type[SourceSettings]
     open: Callable[[Any], Source]
@@ -80,12 +76,7 @@ else:
 
 
 def open_source(config: SourceConfig) -> Source:
-    """Find the source's files; no text is read yet.
-
-    Raises:
-        DataError: The path holds nothing of this kind, or an extra is missing.
-        ConfigError: It is the user's own and no source, or was not loaded.
-    """
+    """Find the source's files; no text is read yet."""
     return resolve_kind(config.kind, SOURCES, _own_entry).open(config)
 
 
@@ -94,11 +85,7 @@ def _own_entry(kind: str, found: Any) -> SourceEntry:
 
 
 def links_out_of(sources: Sequence[SourceSettings], key: str) -> list[str]:
-    """Return a warning for each source with links to text beside its folder, which is read.
-
-    Args:
-        key: Where the sources stand in the run file or the recipe.
-    """
+    """Return a warning for each source with links to text beside its folder, which is read."""
     warnings = []
     for number, source in enumerate(sources):
         path = getattr(source, "path", None)

@@ -61,11 +61,7 @@ _FORMAT_WORK, _FORMAT_DEPTH = 1_000_000, 4
 
 
 class TextExtractor:
-    """Makes text of pages by the library that the config names.
-
-    Args:
-        kind: Kind of the source, for messages.
-    """
+    """Makes text of pages by the library that the config names."""
 
     def __init__(self, kind: str, config: PageSettings) -> None:
         self._config = config

@@ -73,9 +73,6 @@ class SourceFile:
         """Open its bytes as they lie there, packed or not; the caller must close it.
 
         A file that is passed over is not touched: its bytes are counted only.
-
-        Raises:
-            DataError: It cannot be opened, or the client of its store is not installed.
         """
         if self.passed_over is not None:
             return io.BytesIO(f"{self.passed_over}".encode())
@@ -93,11 +90,7 @@ class SourceFile:
 
 
 def list_objects(address: str) -> SourceFile | list[tuple[SourceFile, int]] | None:
-    """Return the object at an address, or every object below it with its size; None where there is nothing.
-
-    Raises:
-        DataError: The store does not answer, or its client is not installed.
-    """
+    """Return the object at an address, or every object below it with its size; None where there is nothing."""
     files, root = _open_address(address)
     scheme = address.partition("://")[0]
     try:
@@ -160,11 +153,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """The text of a file, decoded strictly; a byte-order mark is left out.
-
-    Raises:
-        DataError: Names the file, the first byte that does not decode, and the encoding tried.
-    """
+    """The text of a file, decoded strictly; a byte-order mark is left out."""
     return decode_text(read_bytes(path), str(path), encoding)
 
 

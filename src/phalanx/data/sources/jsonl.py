@@ -65,11 +65,7 @@ class JsonlFiles(JsonLines):
 
 
 def parse_object(line: bytes, where: str) -> dict[str, Any]:
-    """Read the one object of a line.
-
-    Raises:
-        DataError: It is not UTF-8, not JSON, nested too deep, or no object.
-    """
+    """Read the one object of a line."""
     try:
         record = json.loads(decode_text(line, where))
     except (ValueError, RecursionError) as exc:

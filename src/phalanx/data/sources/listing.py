@@ -69,9 +69,6 @@ def list_all(location: Path | str, suffixes: tuple[str, ...], linked_roots: Sequ
         suffixes: Suffixes of files that are read, for example ``(".txt",)``; ``.txt.gz`` and ``.txt.zst`` are then
             meant too.
         linked_roots: Folders beside `location` that links below it may lead into.
-
-    Raises:
-        DataError: There is nothing at `location`, nothing of that kind below it, or a store does not answer.
     """
     files = _list_location(location, endings := _with_packed(suffixes), linked_roots)
     if all(file.passed_over for file in files):
@@ -92,11 +89,7 @@ def list_all(location: Path | str, suffixes: tuple[str, ...], linked_roots: Sequ
 
 
 def list_files(location: Path | str, suffixes: tuple[str, ...]) -> list[SourceFile]:
-    """List the files that a source of these suffixes reads, sorted by name; none where there are none.
-
-    Raises:
-        DataError: There is nothing at `location`, or a store does not answer.
-    """
+    """List the files that a source of these suffixes reads, sorted by name; none where there are none."""
     return [file for file in _list_location(location, _with_packed(suffixes)) if file.passed_over is None]
 
 
@@ -153,9 +146,6 @@ class FolderListing:
         root: The folder; where it is a link itself, its target.
         wanted: Suffixes of the files that are read, in lower case.
         linked_roots: Further folders that links may lead into.
-
-    Attributes:
-        files: All files, skipped ones too; not sorted.
     """
 
     def __init__(self, root: Path, wanted: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> None:

@@ -44,11 +44,7 @@ class OwnSource:
         return hashlib.sha256(canonical_json(decided_by)).hexdigest()
 
     def documents(self) -> Iterator[Document]:
-        """Yield the documents.
-
-        Raises:
-            DataError: The user's code fails, or yields something else than text.
-        """
+        """Yield the documents."""
         documents: Iterator[Any] = self._call_own_code(lambda: iter(self._source.documents()))
         done = object()
         number = 0

@@ -93,9 +93,6 @@ def open_runs(file: SourceFile, max_ratio: int, borders: MemberBorders | None = 
         Streams of unpacked bytes, each to be read to its end before the next; and what could not be unpacked.
         Behind damage a new stream begins with the next whole member of a gzip file. A file that is not packed is one
         stream.
-
-    Raises:
-        DataError: It cannot be opened or read, or an extra is missing.
     """
     packing = next((make for suffix, make in _BY_SUFFIX.items() if file.name.lower().endswith(suffix)), None)
     with file.open_bytes() as stream:
@@ -115,9 +112,6 @@ def unpack_bytes(content: bytes, coding: str, limit: int) -> bytes:
     Args:
         coding: Value of its header ``Content-Encoding``.
         limit: More bytes are not given out.
-
-    Raises:
-        DataError: The coding is unknown, the content is damaged, or it is larger than `limit`.
     """
     make = _BY_CODING.get(coding)
     if make is None:

@@ -123,11 +123,7 @@ class ParquetFiles(RecordFiles):
                 yield BrokenRecord(place, claimed, str(exc))
 
     def _checked_size(self, unpacked: int, size: int) -> int:
-        """The bytes of a row group as the file says; no more than the whole file has.
-
-        Raises:
-            DataError: The file says that it unpacks to more than the config allows.
-        """
+        """The bytes of a row group as the file says; no more than the whole file has."""
         if unpacked > max(_FREE_BYTES, self._limits.max_ratio * size):
             raise DataError(f"unpacks to more than {self._limits.max_ratio} times its size")
         return max(0, min(unpacked, size))

@@ -22,11 +22,7 @@ class ParquetTable:
         self._ends, self._is_between = 0, True
 
     def num_groups(self) -> int:
-        """Row groups of the file.
-
-        Raises:
-            DataError: It is no Parquet file, or has no such column.
-        """
+        """Row groups of the file."""
         return int(self._ask_once(act="open", **self._file_order)["groups"])
 
     def claimed_sizes(self, group: int) -> tuple[int, int]:

@@ -33,11 +33,7 @@ class Decoder:
         self._table: Any = None
 
     def open_file(self, path: str, column: str) -> int:
-        """Open a file with its text columns behind their dictionaries, and return its row groups.
-
-        Raises:
-            DataError: It is no Parquet file, or has no text column of the name; or it cannot be read.
-        """
+        """Open a file with its text columns behind their dictionaries, and return its row groups."""
         if self._stream is not None:
             self._stream.close()
         stream = self._stream = SourceFile("", path if "://" in path else Path(path)).open_bytes()

@@ -43,11 +43,7 @@ class PythonDocstrings:
         return fingerprint_files(self._files, self._kind)
 
     def documents(self) -> Iterator[Document]:
-        """Modules by path; one without docstrings gives an empty document.
-
-        Raises:
-            DataError: A module cannot be read or parsed.
-        """
+        """Modules by path; one without docstrings gives an empty document."""
         for file in self._files:
             module = file.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             text = "\n\n".join(

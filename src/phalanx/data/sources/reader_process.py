@@ -11,11 +11,7 @@ from phalanx.errors import DataError
 
 
 class ReaderProcess(AskedProcess):
-    """One process that reads foreign bytes.
-
-    Args:
-        task: Task of the process; an idle one is reused for the same task only.
-    """
+    """One process that reads foreign bytes."""
 
     def __init__(self, module: str, task: str = "") -> None:
         self.module, self.task = module, task

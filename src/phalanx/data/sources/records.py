@@ -59,11 +59,7 @@ class FileSettings(SourceSettings):
 
 @dataclass(frozen=True)
 class RawRecord:
-    """One record of a file, not yet a document.
-
-    Attributes:
-        value: Values that were already taken out when the file was cut.
-    """
+    """One record of a file, not yet a document."""
 
     name: str
     content: bytes
@@ -144,11 +140,7 @@ class RecordFiles(ABC):
         return None
 
     def documents(self) -> Iterator[Document]:
-        """Every document, files by name and records in order; records without text of this kind are passed over.
-
-        Raises:
-            DataError: A file cannot be read, or a record is broken: names it, the value found and the expected one.
-        """
+        """Every document, files by name and records in order; records without text of this kind are passed over."""
         for file in self._files:
             for record in self._cut_file(file, str(file.path)):
                 result = record if isinstance(record, BrokenRecord) else self._make_document(record)

@@ -87,9 +87,5 @@ class FileSource(Source, Protocol):
         ...
 
     def read_file_records(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
-        """Every record of one file, in order.
-
-        Raises:
-            DataError: The file itself cannot be read, or is not of this kind.
-        """
+        """Every record of one file, in order."""
         ...

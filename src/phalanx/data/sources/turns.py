@@ -21,8 +21,6 @@ class DialogueTurn:
     """What one side says at a time.
 
     Attributes:
-        role: Role of the side; those of ShareGPT by their usual names.
-        content: The text; None where there is none.
         others: The other fields of the turn, as they stand there.
         has_content: Whether there is a field for the text, which may hold null.
     """

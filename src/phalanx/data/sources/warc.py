@@ -122,11 +122,7 @@ class WarcFiles(StreamFiles):
 
 
 def _joined_chunks(body: bytes) -> bytes:
-    """Join the chunks of a body; one that does not begin as a chunk was joined when it was recorded.
-
-    Raises:
-        DataError: It begins as one and goes on otherwise, ends too early, or has other bytes behind its end.
-    """
+    """Join the chunks of a body; one that does not begin as a chunk was joined when it was recorded."""
     parts: list[bytes] = []
     position = 0
     while (head := _CHUNK.match(body, position)) is not None:

@@ -9,14 +9,7 @@ from phalanx.errors import DataError
 
 
 def tfidf_predictions(train: Sequence[Example], test: Sequence[Example], seed: int) -> list[int]:
-    """Predict the test labels from words and pairs of words of the training texts.
-
-    Args:
-        test: Their labels are not looked at.
-
-    Raises:
-        DataError: scikit-learn is not installed.
-    """
+    """Predict the test labels from words and pairs of words of the training texts."""
     vectorizer, model = _import_scikit(seed)
     features = vectorizer.fit_transform([example.text for example in train])
     model.fit(features, [example.label for example in train])

@@ -19,14 +19,7 @@ CLASSES = ("negative", "neutral", "positive")
 
 
 def load_drug_reviews(home: Path | None = None) -> LabelledExamples:
-    """Read the reviews out of the package's archive.
-
-    Args:
-        home: A folder with the archive `drugsCom.zip`; None takes the installed package.
-
-    Raises:
-        DataError: The package is not installed, or the archive is not there or malformed.
-    """
+    """Read the reviews out of the package's archive."""
     path = _find_archive(home)
     return unique_examples(CLASSES, _read_reviews(path), str(path))
 

@@ -15,11 +15,7 @@ _SEED = 0
 
 
 def load_icd10(home: Path | None = None) -> LabelledExamples:
-    """Read at most 150 titles of every chapter that has as many; near ones may lie on both sides of a split.
-
-    Args:
-        home: Not used: the codes come with their package.
-    """
+    """Read at most 150 titles of every chapter that has as many; near ones may lie on both sides of a split."""
     del home
     if importlib.util.find_spec(_MODULE) is None:
         raise DataError(f"{_DISTRIBUTION}: is not installed; run pip install phalanx-train[tasks]")

@@ -59,11 +59,7 @@ def load_own(train: Path, test: Path, columns: Columns) -> tuple[tuple[Example, 
 
 
 def read_examples(path: Path, columns: Columns) -> list[PlacedExample]:
-    """Read one file; its suffix tells the format, ``.gz`` behind it is unpacked.
-
-    Raises:
-        DataError: Names the file and the line, the value found and the expected one.
-    """
+    """Read one file; its suffix tells the format, ``.gz`` behind it is unpacked."""
     examples = [_make_example(record, place, columns) for place, record in read_records(path)]
     if not examples:
         state = "has no text" if path.stat().st_size else "is empty"

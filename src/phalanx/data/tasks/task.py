@@ -73,7 +73,6 @@ def unique_examples(classes: Sequence[str], examples: Iterable[Example], where: 
     Args:
         classes: Names; at least two, each with an example.
         examples: In the order of the source; white space around a text does not count.
-        where: Names the source in an error.
     """
     seen: dict[str, Example] = {}
     labels: dict[str, set[int]] = {}

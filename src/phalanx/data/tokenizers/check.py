@@ -39,9 +39,6 @@ def open_vocabulary(place: Path, eos_token: str | None = None) -> TextTokenizer:
     Args:
         place: A directory of the hub's layout, or a ``tokenizer.json``.
         eos_token: Ends a document; the directory's own when left out.
-
-    Raises:
-        DataError: It is missing or malformed, or no end of text is known.
     """
     directory = place if place.is_dir() else place.parent
     if place.is_dir() or (directory / "tokenizer_config.json").is_file():
@@ -55,9 +52,6 @@ def check_tokenizer(place: Path, texts: Iterable[tuple[str, str]] = (), eos_toke
     Args:
         place: A directory or a ``tokenizer.json``.
         eos_token: See `open_vocabulary`.
-
-    Raises:
-        DataError: It cannot be loaded at all, or a text cannot be read.
     """
     tokenizer = open_vocabulary(place, eos_token)
     directory = place if place.is_dir() else place.parent

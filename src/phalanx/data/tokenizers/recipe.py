@@ -72,10 +72,6 @@ def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
     Returns:
         The content of ``training.json``: digests, counts and library versions.
 
-    Raises:
-        DataError: `out` is there already or cannot be written, a source cannot be read, or the vocabulary cannot be
-            trained.
-
     Guarantees:
         Equal recipes, texts and library versions give the same bytes. A crash leaves no half-made directory.
     """

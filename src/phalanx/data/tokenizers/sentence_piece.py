@@ -76,12 +76,6 @@ def prove_equal(processor: Any, backend: tokenizers.Tokenizer, normalizer: Any, 
     """Compare ids of both forms on each text.
 
     Where two splits of a text have the same score, a unigram model may take either; both forms then do as they like.
-
-    Args:
-        normalizer: See `train_sentence_piece`.
-
-    Raises:
-        DataError: They differ; names the text and the first place.
     """
     for text in texts:
         expected = processor.encode(_normalize_text(text, normalizer))

@@ -38,11 +38,7 @@ def texts_of(paths: Iterable[Path], field: str = "text") -> Iterator[tuple[str, 
 
 
 def sources_of(paths: Iterable[Path], field: str = "text") -> list[SourceConfig]:
-    """Return the sources of files and directories, one a file, as a recipe names them.
-
-    Raises:
-        DataError: There is nothing at a path, or nothing of these kinds below it.
-    """
+    """Return the sources of files and directories, one a file, as a recipe names them."""
     return [_file_source(file, field) for file in _list_files(paths)]
 
 

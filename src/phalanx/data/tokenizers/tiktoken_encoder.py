@@ -54,9 +54,6 @@ class TiktokenEncoder:
 def make_tiktoken_encoder(backend: tokenizers.Tokenizer) -> TiktokenEncoder:
     """Load a tokenizer's vocabulary into tiktoken.
 
-    Args:
-        backend: Backend to which special tokens written in a text are text.
-
     Raises:
         UnequalError: It is no byte-level BPE of a known pattern, tiktoken is not installed, or the proof fails.
 

@@ -44,11 +44,7 @@ class TextTokenizer:
         return " ".join(self.backend.id_to_token(token_id) or str(token_id) for token_id in self.first_ids)
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text alone, without special tokens.
-
-        Raises:
-            DataError: A text encodes to the end-of-text token or to nothing.
-        """
+        """Token ids of each text alone, without special tokens."""
         encoded = [item.ids for item in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
         for text, ids in zip(texts, encoded, strict=True):
             if not ids or self.eos_id in ids:
@@ -106,7 +102,6 @@ def load_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None) -
     """Read a ``tokenizer.json``.
 
     Args:
-        config: A file, or the model's own.
         tokenizer_path: The model's directory, or its ``tokenizer.json``; for kind "model" only.
 
     Raises:
@@ -121,11 +116,7 @@ def load_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None) -
 
 
 def locate_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None) -> Path:
-    """The path of the ``tokenizer.json`` that the config means.
-
-    Raises:
-        ConfigError: Kind "model", and the model has none; or kind "dataset", which is for a dataset alone.
-    """
+    """The path of the ``tokenizer.json`` that the config means."""
     config = _require_file_config(config)
     if isinstance(config, FileTokenizerConfig):
         return config.path
@@ -138,11 +129,7 @@ def locate_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None)
 
 
 def original_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> Path | None:
-    """The path of the ``tokenizer.json`` that was made elsewhere; None where it lies with the tokens of the run.
-
-    Raises:
-        ConfigError: Kind "model" without a model directory.
-    """
+    """The path of the ``tokenizer.json`` that was made elsewhere; None where it lies with the tokens of the run."""
     if isinstance(config, BpeConfig | DatasetTokenizerConfig):
         return None
     return locate_tokenizer(config, tokenizer_path)

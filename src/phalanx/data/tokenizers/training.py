@@ -29,9 +29,6 @@ def train_tokenizer(texts: Iterable[str], config: TrainingConfig, where: str = "
         texts: Read once; all of their words, or all of their text, is held in memory.
         where: The section of `config` in its file, for messages.
 
-    Raises:
-        DataError: The texts support fewer tokens, or none, or an extra is missing.
-
     Guarantees:
         The same texts in the same order, config and library versions give the same ``tokenizer.json``, whatever the
         machine's number of cores. `TextTokenizer` gives no special token for any text.

@@ -81,9 +81,6 @@ class PlainRule:
 class AdamStep:
     """``rate * m / (sqrt(v) + tau)`` with ``m = b1 m + (1 - b1) u`` and ``v = b2 v + (1 - b2) u^2``, uncorrected.
 
-    Args:
-        num_values: Number of the model's values.
-
     Source: Reddi et al. 2021, algorithm 2; v begins at ``tau^2``.
     """
 
@@ -112,9 +109,6 @@ class AdamStep:
 class MeanStep:
     """A step of the mean itself.
 
-    Args:
-        num_values: Number of the model's values.
-
     Source: McMahan et al. 2017; with one local step of SGD it is SGD on the union of the sites' batches.
     """
 
@@ -137,9 +131,6 @@ class MeanStep:
 
 class MomentumStep:
     """``m = beta m + u``, then ``rate * m``.
-
-    Args:
-        num_values: Number of the model's values.
 
     Source: Hsu et al. 2019.
     """

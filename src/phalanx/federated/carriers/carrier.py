@@ -13,11 +13,7 @@ SiteAnswers = Callable[[SiteOrder, Payload], tuple[SiteReply, Payload]]
 
 @dataclass(frozen=True)
 class SentOrder:
-    """An order on its way.
-
-    Attributes:
-        payload: Bytes that belong to it.
-    """
+    """An order on its way."""
 
     order: SiteOrder
     payload: Payload = b""

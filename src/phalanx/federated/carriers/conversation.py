@@ -89,12 +89,7 @@ class FrameSigner:
         return header, encode_frame(header, parts)
 
     def check_frame(self, raw: bytes, place: tuple[str, int, str]) -> Frame:
-        """Check one frame of the other end.
-
-        Raises:
-            FrameError: It is malformed, or its payload is not the signed one.
-            PeerRefusedError: It is of another party, for another one, or of another run.
-        """
+        """Check one frame of the other end."""
         frame = parse_frame(raw, self.limits)
         fields = frame.header.fields
         if (fields.sender, fields.receiver, fields.run) != (self.peer.name, self.identity.name, place[0]):
@@ -138,11 +133,7 @@ class OwnerConversation:
         return header, raw
 
     def receive_answer(self, raw: bytes, asked: SignedHeader) -> Frame:
-        """Return a site's answer to an order.
-
-        Raises:
-            TransportError, VerificationError: It is none.
-        """
+        """Return a site's answer to an order."""
         frame = self._speaker.check_frame(raw, (self._run, asked.fields.sequence, asked.header_digest))
         if asked.fields.kind == SiteGreeting.kind:
             parse_body({SiteHere.kind: SiteHere}, frame.header.fields.kind, frame.header.fields.body)
@@ -173,11 +164,7 @@ class SiteConversation:
         return self._answered[1] if self._answered is not None and self._answered[0] == digest else None
 
     def receive_order(self, raw: bytes) -> Frame:
-        """Return the owner's next order, or a greeting that begins anew.
-
-        Raises:
-            TransportError, VerificationError: It is neither.
-        """
+        """Return the owner's next order, or a greeting that begins anew."""
         fields = parse_frame(raw, self._speaker.limits).header.fields
         if fields.kind == SiteGreeting.kind:
             if not fields.run.startswith(self._session):

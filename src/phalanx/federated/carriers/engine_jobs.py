@@ -34,9 +34,6 @@ def write_nvflare_job(directory: Path, name: str, sites: Sequence[str], owner_so
         sites: Names of the run's sites, which NVFlare's clients must have too.
         owner_socket: Path on the machine of NVFlare's server, which is the owner's.
         site_socket: Path on each client's machine; ``{site}`` stands for its name.
-
-    Raises:
-        ConfigError: The directory is there already, or cannot be written.
     """
     module, version = f"{_PACKAGE}.nvflare_shim", 2
     server = {"id": "frames", "path": f"{module}.FrameController", "args": {"owner_socket": str(owner_socket)}}
@@ -66,9 +63,6 @@ def write_flower_app(directory: Path, owner_socket: Path, site_socket: str) -> N
     Args:
         owner_socket: Path on the machine of Flower's SuperLink, which is the owner's.
         site_socket: Path on each SuperNode's machine; ``{site}`` stands for the site that it says it is of.
-
-    Raises:
-        ConfigError: The directory is there already, or cannot be written.
     """
     # a string of JSON is one of TOML too
     owner, site = (json.dumps(path, ensure_ascii=False) for path in (str(owner_socket), site_socket))

@@ -35,11 +35,7 @@ class OwnerCall:
 
 
 def serve_owner(call: OwnerCall, answer: SiteAnswers, say: Say) -> None:
-    """Answer orders until the owner says that the run is over, in as many sessions as it takes.
-
-    Raises:
-        PeerRefusedError: The owner does not let this site in, or it is another party.
-    """
+    """Answer orders until the owner says that the run is over, in as many sessions as it takes."""
     while not _serve_session(call, answer, say):
         say("looking for the owner again")
 

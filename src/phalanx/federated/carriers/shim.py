@@ -70,9 +70,6 @@ def read_message(line: socket.socket, max_bytes: int = MAX_BYTES, timeout_s: flo
     Args:
         max_bytes: Bound of the data in bytes.
         timeout_s: Seconds to wait for its beginning; None for no limit.
-
-    Raises:
-        SocketLostError: The other end is gone or stops in the middle, or that is no message within the bounds.
     """
     try:
         if timeout_s is not None and not select.select([line], [], [], timeout_s)[0]:

@@ -51,11 +51,7 @@ class AggregatorPort(Protocol):
         ...
 
     def aggregate_updates(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
-        """Open the updates of a round, and return one of them all.
-
-        Raises:
-            AggregationError: Too few are left, or the round had other members before.
-        """
+        """Open the updates of a round, and return one of them all."""
         ...
 
 

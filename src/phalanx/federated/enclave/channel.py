@@ -48,9 +48,6 @@ def as_split_config(config: EnclaveSumsConfig) -> SplitConfig:
 class AggregatorAppraisal:
     """A site's appraisal of the aggregator that its update is to go to.
 
-    Args:
-        terms: Terms of the run, as the site knows them.
-
     Guarantees:
         A key is returned for the nonce that was drawn last, once, if evidence that the policy accepts binds it to
         these terms.

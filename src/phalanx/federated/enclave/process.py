@@ -61,9 +61,6 @@ def run_aggregator(terms: RunTerms, shapes: Shapes, directory: Path) -> Iterator
     Args:
         shapes: Shapes of an update's tensors.
         directory: Directory of the aggregator alone.
-
-    Raises:
-        IsolationError: The machine cannot provide the tier.
     """
     make_private_directory(directory)
     file = AggregatorFile(

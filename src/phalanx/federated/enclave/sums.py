@@ -25,11 +25,7 @@ class EnclaveSumMaker:
         self._terms, self._fleet, self._journal, self._aggregator = terms, fleet, journal, aggregator
 
     def make_update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
-        """Have the round's updates aggregated; refused sites are moved to the excluded ones.
-
-        Raises:
-            AggregationError: Too few updates are fit, or the round had other members before.
-        """
+        """Have the round's updates aggregated; refused sites are moved to the excluded ones."""
         del exclude
         number = self._journal.next_sum()
         record.sums = (*record.sums, number)

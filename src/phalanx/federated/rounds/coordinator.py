@@ -189,9 +189,6 @@ class RoundCoordinator:
     def run_round(self, number: int, rate: float) -> RoundRecord:
         """Run one round to its end.
 
-        Args:
-            number: Number of the round, from 1.
-
         Raises:
             FailedRoundError: Too few updates came, or no sum; nothing changed.
         """

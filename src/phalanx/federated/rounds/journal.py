@@ -61,9 +61,6 @@ class RecalledRounds:
 class RoundJournal:
     """Lines in a file of the run directory, and the values of the updates of the round under way.
 
-    Args:
-        directory: Directory of the journal alone.
-
     Guarantees:
         What a call has noted is on the disk when the call returns. A line that a crash has cut is as if it had not been
         begun. The number of a sum is never given twice.

@@ -42,11 +42,7 @@ class KeeperSumMaker:
         self._terms, self._fleet, self._journal, self._length = terms, fleet, journal, length
 
     def make_update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
-        """Sum the updates of the round's shares; sites without an accepted part are moved to the excluded ones.
-
-        Raises:
-            AggregationError: A keeper is missing, or too few sites are in the sum.
-        """
+        """Sum the updates of the round's shares; sites without an accepted part are moved to the excluded ones."""
         del exclude
         number = self._journal.next_sum()
         record.sums = (*record.sums, number)

@@ -20,9 +20,6 @@ class ReleasedSums:
 
     Two sums of one update with different company differ by the others' updates, or by a single one.
 
-    Args:
-        directory: Directory of the site alone.
-
     Guarantees:
         Through crashes and restarts a site releases its share of sums of one update for one set of members only. What
         a sum is released for is on the disk before. An older directory that is put back is not found out; nor are
@@ -35,11 +32,7 @@ class ReleasedSums:
         self._released = dict(self._read_sums())
 
     def note_release(self, model: str, number: int, members: tuple[str, ...]) -> None:
-        """Write down that a sum is released.
-
-        Args:
-            model: Digest of the weights that its updates are relative to.
-        """
+        """Write down that a sum is released."""
         update, digest = (model, number), _digest_of(members)
         earlier = self._released.get(update)
         if earlier == digest:

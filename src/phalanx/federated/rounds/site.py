@@ -31,9 +31,6 @@ from phalanx.security.crypto import Identity, digest_hex
 class SealingSite:
     """One site, and the aggregator that its updates go to.
 
-    Args:
-        terms: Terms of the run, as the site knows them.
-
     Guarantees:
         An update leaves sealed for a key that fresh evidence binds to code that the policy accepts and to these terms;
         the owner and whatever carries it read nothing of it but its length.

@@ -31,9 +31,6 @@ def bucket_sites(sites: Sequence[str], size: int, chance: bytes) -> list[tuple[s
         size: At least 3, or as many as each site wants in a sum.
         chance: Bytes that no site knew when it joined, such as the digest of the round's model: the order is by its
             hashes.
-
-    Raises:
-        ConfigError: The sites do not fill one bucket, or a bucket would hide nothing.
     """
     if not MIN_CONTRIBUTORS <= size <= len(sites):
         raise ConfigError(f"buckets of {size} out of {len(sites)} sites: expected {MIN_CONTRIBUTORS} to {len(sites)}")
@@ -205,11 +202,7 @@ class SumMaker:
 
 
 def _check_norm(result: SumResult) -> None:
-    """Return when clipped updates can have this sum.
-
-    Raises:
-        AggregationError: They cannot: a site's masks are not its own, or its values are beyond the clip.
-    """
+    """Return when clipped updates can have this sum."""
     norm = float(np.linalg.norm(result.total.astype(np.float64)))
     largest = result.weight * (result.encoding.max_level + math.sqrt(len(result.total)))
     if norm > largest:

@@ -35,11 +35,7 @@ class RunTerms:
     rows: PrivacyConfig | None = None
 
     def noisy_rounds(self, length: int) -> NoisyRounds | None:
-        """Return the noisy sums of the run, of so many values; None where sites bring no noise.
-
-        Raises:
-            ConfigError: No noise keeps the run's rounds within its budget.
-        """
+        """Return the noisy sums of the run, of so many values; None where sites bring no noise."""
         return noisy_rounds(self.config, self.rounds, length)
 
 

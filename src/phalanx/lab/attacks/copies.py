@@ -11,11 +11,7 @@ from phalanx.pipeline import StageCopy, StageRunner
 
 
 class AttackedCopy(StageCopy):
-    """An attacker's copy in the place of an honest one, with its module and its optimizer.
-
-    Attributes:
-        honest: The copy that it stands for.
-    """
+    """An attacker's copy in the place of an honest one, with its module and its optimizer."""
 
     def __init__(self, honest: StageCopy, runner: StageRunner | None = None) -> None:
         super().__init__(honest.plan, honest.spec, honest.module, honest.optimizer)

@@ -43,9 +43,6 @@ def attackers_of(
         attack: Names the parties that lie, and how.
         home: Directory of the files of attacks that are the user's own.
         launchers: By worker, module and arguments of what starts its command, which is added to them.
-
-    Raises:
-        ConfigError: As `check_attack`.
     """
     load_attack(attack, home)
     check_attack(attack)

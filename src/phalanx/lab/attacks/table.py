@@ -136,11 +136,7 @@ ATTACKS: dict[str, AttackEntry] = {
 
 
 def make_attack(config: AttackConfig, party: str, log: Path | None) -> Attack:
-    """Build one party's attack, with the defaults of its line of the table filled in.
-
-    Raises:
-        ConfigError: There is no such attack, or it has no direction or no strength to choose.
-    """
+    """Build one party's attack, with the defaults of its line of the table filled in."""
     if config.kind not in ATTACKS and not is_own(config.kind):
         raise ConfigError(f"attack.kind: found {config.kind!r}; choices: none, {', '.join(sorted(ATTACKS))}")
     entry = resolve_kind(config.kind, ATTACKS, _own_attack)
@@ -179,11 +175,7 @@ def load_attack(config: AttackConfig, home: Path) -> None:
 
 
 def check_attack(config: AttackConfig) -> None:
-    """Refuse an attack that no party could carry out, before anything is started.
-
-    Raises:
-        ConfigError: As `make_attack`.
-    """
+    """Refuse an attack that no party could carry out, before anything is started."""
     for attacker in config.single_attacks:
         make_attack(attacker, "nobody", None)
 

@@ -60,9 +60,6 @@ def run_attacker(plan: AttackPlan, config: WorkerConfig, kernels: WrapCopy = lea
         plan: Says how it attacks, under the name of its identity.
         kernels: Wrapper of kernels, as in `run_worker`: an attacker lies about its computation, and shows honest
             kernels.
-
-    Raises:
-        ConfigError: The plan has no attack for this party, or there is no such attack.
     """
     name, attack = _attack_of(plan, config)
     liar = make_actor(attack, name, _log_path(plan))

@@ -68,33 +68,3 @@ KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
     "planted-rounding": bench_planted_rounding,
 }
 """Benches that go on where they were interrupted, and can show what is finished: the second argument."""
-
-__all__ = [
-    "BENCHES",
-    "KEEPING_ROWS",
-    "bench_alerts",
-    "bench_chaos",
-    "bench_checkpoint",
-    "bench_collectives",
-    "bench_data",
-    "bench_detection",
-    "bench_detection_economy",
-    "bench_detection_exact",
-    "bench_detection_processes",
-    "bench_export",
-    "bench_federated",
-    "bench_filters",
-    "bench_gateway",
-    "bench_marks",
-    "bench_memory",
-    "bench_overhead",
-    "bench_overhead_law",
-    "bench_parallel",
-    "bench_paraphrases",
-    "bench_pipeline",
-    "bench_planted_rounding",
-    "bench_posttrain",
-    "bench_serve",
-    "bench_split",
-    "bench_wall_time",
-]

@@ -158,9 +158,6 @@ class PathComparison:
     def compare_paths(self, cases: Sequence[HonestInputs], stage: StageCopy) -> None:
         """Compute microbatches of one stage in every way, one way after the other; the first one operator by operator.
 
-        Args:
-            stage: The stage with the weights of that step.
-
         Raises:
             NonFiniteLossError: An honest message holds NaN or infinity.
         """

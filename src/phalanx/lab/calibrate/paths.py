@@ -64,11 +64,7 @@ class NumericPath:
             yield
 
     def make_runner(self, plan: StepPlan, stage: StageCopy) -> StageRunner:
-        """Make what recomputes a stage in this way.
-
-        Args:
-            stage: Its weights are used; shared unless `has_own_weights`.
-        """
+        """Make what recomputes a stage in this way."""
         if self.precision == "fp64":
             return WideRunner(stage.runner)
         device = self.device or plan.device

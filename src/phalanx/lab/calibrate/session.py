@@ -43,7 +43,6 @@ def calibrate(run: PipelineRun, *, quick: bool = False, console: Console | None 
 
     Raises:
         ConfigError: The run has no middle stage.
-        InputError: Model or data cannot be read.
         NonFiniteLossError: Honest training gives NaN.
     """
     console = console or Console(stderr=True)

@@ -23,12 +23,6 @@ def reproduce(table: str, *, size: str = "full", only_finished: bool = False) ->
         table: A name in `CELLS`.
         size: A name in `SIZES`: "full", "small" with the same cells, or "quick" with one seed, family, domain and rate.
         only_finished: Train nothing; show what earlier calls have finished.
-
-    Returns:
-        Raw rows, their summary over the seeds, and everything that decided them.
-
-    Raises:
-        PhalanxError: Text or model cannot be had, or training cannot go on.
     """
     chosen, say = SIZES[size], partial(print_progress, program="reproduce")
     cache = cache_directory()

@@ -73,12 +73,6 @@ def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> di
     Args:
         size: A name in `SIZES`: "full", or "quick" with one seed and fewer steps.
         only_finished: Train nothing; show what earlier calls have finished.
-
-    Returns:
-        Raw rows, their summary over the seeds, and everything that decided them.
-
-    Raises:
-        PhalanxError: Text or model cannot be had, or training cannot go on.
     """
     chosen = SIZES[size]
     cache = cache_directory()

@@ -70,9 +70,6 @@ class _LossCurve:
 def train_cell(cell: TableCell, run: PipelineRun, corpus: Corpus, cache: Path) -> Row:
     """Run one training to its end.
 
-    Args:
-        run: Run made by `workload.run_of`; its steps are whole epochs.
-
     Returns:
         The row: the cell, perplexities, counts and costs; None for what an arm does not have. A training that
         broke down with a gradient that is not finite has the status "diverged" and no last perplexity.

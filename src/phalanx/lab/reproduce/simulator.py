@@ -84,9 +84,6 @@ class StepAttempt:
 class Simulator:
     """A simulator that runs all stages of one run in one thread.
 
-    Args:
-        attacker: The attacker; its schedule may be None.
-
     Attributes:
         copies: Module, optimizer and runner of each stage; the middle ones are the attacker's.
     """

@@ -33,11 +33,7 @@ class TableTrainer:
         self._domains: dict[tuple[str, str], tuple[DataConfig, Corpus]] = {}
 
     def __call__(self, cell: TableCell) -> Row:
-        """Train one cell.
-
-        Raises:
-            PhalanxError: Text or model cannot be had, or training cannot go on.
-        """
+        """Train one cell."""
         regime = REGIMES[cell.regime]
         model = pretrained_directory(cell.family, self._text_a(), self._size, self._cache, self._say)
         data, corpus = self._open_domain(cell.domain, cell.regime)

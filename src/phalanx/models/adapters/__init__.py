@@ -10,12 +10,7 @@ from phalanx.models.stage import StageModule
 
 
 def inject_adapter(stage: StageModule, adapter: AdapterConfig) -> None:
-    """Put the adapter's tensors, on the meta device, into this stage; freeze the rest.
-
-    Raises:
-        ModelError: peft is not installed, or a target names no linear layer of the blocks, or virtual tokens would
-            stand before layers with a sliding window, or before no text that is continued.
-    """
+    """Put the adapter's tensors, on the meta device, into this stage; freeze the rest."""
     match adapter:
         case LoraConfig():
             inject_lora(stage, adapter)

@@ -15,11 +15,7 @@ from phalanx.models.stage import MAGNITUDE, StageModule
 
 
 def inject_lora(stage: StageModule, adapter: LoraConfig) -> None:
-    """Put adapters, on the meta device, on the linear layers of this stage's blocks; freeze the rest.
-
-    Raises:
-        ModelError: peft is not installed, or a target names no linear layer of the blocks.
-    """
+    """Put adapters, on the meta device, on the linear layers of this stage's blocks; freeze the rest."""
     # which peft imports wherever it is installed
     import_bitsandbytes()
     peft = _load_peft()

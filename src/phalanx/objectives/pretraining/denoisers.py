@@ -143,11 +143,7 @@ class DenoisedRows:
 
     @classmethod
     def from_tokens(cls, settings: DenoisersSettings, table: TokenTable, length: int) -> "DenoisedRows":
-        """Make every task's rewriting.
-
-        Raises:
-            ConfigError: The tokenizer lacks a token of one.
-        """
+        """Make every task's rewriting."""
         rewritings = tuple(part.build_rows(table, length) for part in settings.effective_tasks)
         key = "train.objective.tasks.token"
         tokens = tuple(
@@ -167,11 +163,7 @@ class DenoisedRows:
         return Row(ids, labels, min(rewritten.prefix + 1, len(ids)))
 
     def task_of(self, place: RowPlace) -> int:
-        """Return which task a row is given.
-
-        Raises:
-            ConfigError: The run has more phases than the tasks have weights for.
-        """
+        """Return which task a row is given."""
         shares = [part.weights for part in self.settings.effective_tasks if part.weights]
         if shares and place.phase >= len(shares[0]):
             raise ConfigError(

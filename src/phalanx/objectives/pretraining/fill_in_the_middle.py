@@ -45,11 +45,7 @@ class MiddleRows:
 
     @classmethod
     def from_tokens(cls, settings: FillInTheMiddleSettings, table: TokenTable, length: int) -> "MiddleRows":
-        """Look the three tokens up.
-
-        Raises:
-            ConfigError: The tokenizer lacks one.
-        """
+        """Look the three tokens up."""
         del length
         keys = ("prefix_token", "suffix_token", "middle_token")
         ids = [table.id_of(getattr(settings, key), f"train.objective.{key}") for key in keys]

@@ -58,11 +58,7 @@ class MaskedRows:
 
     @classmethod
     def from_tokens(cls, settings: MaskedSettings, table: TokenTable, length: int) -> "MaskedRows":
-        """Look the mask up.
-
-        Raises:
-            ConfigError: The tokenizer has no such token, or does not say where words begin.
-        """
+        """Look the mask up."""
         del length
         if settings.whole_words and table.begins_word is None:
             raise ConfigError(

@@ -49,11 +49,7 @@ class CorruptedRows:
 
     @classmethod
     def from_tokens(cls, settings: SpanCorruptionSettings, table: TokenTable, length: int) -> "CorruptedRows":
-        """Look up as many sentinels as a row of so many tokens needs.
-
-        Raises:
-            ConfigError: The tokenizer has too few, or a row is too short.
-        """
+        """Look up as many sentinels as a row of so many tokens needs."""
         longest = max_text_length(settings, length + 1, length)
         if longest < _FEWEST:
             raise ConfigError(f"data.sequence_length = {length}: is too short for span corruption; make it 8 or more")

@@ -124,7 +124,6 @@ class Controller:
             extras: More rows of the whole batch, as the objective reads them.
 
         Raises:
-            DataError: The extra rows differ from the objective's.
             FailedBatchError: Loss or gradient is not finite, or a spike by the limits; nothing was updated.
         """
         # checked first: an error must not leave the others waiting
@@ -166,9 +165,6 @@ class Controller:
         Returns:
             Stages with their whole tensors, as `collect` has them; any thread may go through them, and one must, to
             the end, before the next copy is asked for. That ends with a `CheckpointError` where a rank is lost.
-
-        Raises:
-            ConfigError: The domain was opened without `saving`.
         """
         if self._saving is None:
             raise ConfigError("parallel: nothing was set up for checkpoints beside the training")

@@ -106,12 +106,6 @@ class RankTrainer:
     Args:
         recipe: The same on every rank.
         source: The model; each rank reads its own stages.
-
-    Attributes:
-        objective: Objective, with the extra rows of a batch, the mask's rows included.
-
-    Raises:
-        ConfigError: The layout cannot learn the objective.
     """
 
     def __init__(self, recipe: RankRecipe, source: ModelSource, domain: Domain) -> None:
@@ -338,11 +332,7 @@ class RankTrainer:
 
 @dataclass(frozen=True)
 class TargetRows:
-    """The data for the loss of a rank's rows. A schedule carries one tensor to it: the rows' numbers.
-
-    Attributes:
-        extras: Extra rows by name, of the same rows and positions.
-    """
+    """The data for the loss of a rank's rows. A schedule carries one tensor to it: the rows' numbers."""
 
     labels: Tensor
     extras: Mapping[str, Tensor]

@@ -54,11 +54,7 @@ class StatePiece:
 
 
 class RankSaver:
-    """One rank's end of it; every rank makes one, together.
-
-    Raises:
-        CheckpointError: A parameter is cut in a way that is not known here.
-    """
+    """One rank's end of it; every rank makes one, together."""
 
     def __init__(self, member: RankTrainer, domain: Domain) -> None:
         self._member = member
@@ -98,11 +94,7 @@ class RankSaver:
         self._sender.start()
 
     def gather_pieces(self, folder: Path, num_steps: int) -> WrittenPieces:
-        """On rank 0: write its own files, and wait for the others'.
-
-        Raises:
-            CheckpointError: A rank was lost, could not write, or wrote to another disk.
-        """
+        """On rank 0: write its own files, and wait for the others'."""
         reports = [self._write_pieces(folder, num_steps)]
         try:
             reports += [self._receive_report(rank) for rank in range(1, dist.get_world_size())]

@@ -116,10 +116,6 @@ class DeepSpeedMember:
             labels: Next tokens, ``[batch, seq]``.
             extras: Always None: the objective reads no more rows.
             limits: Of no effect: run files with [deepspeed] have no `train.stability`.
-
-        Raises:
-            FailedBatchError: Nothing to predict, or loss or gradient not finite, on every rank alike; nothing was
-                updated.
         """
         self.objective.check_extras(extras, *labels.shape)
         all_targets = int((labels != IGNORE).sum())
@@ -141,11 +137,7 @@ class DeepSpeedMember:
     def evaluate_batch(
         self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
     ) -> tuple[float, int]:
-        """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp.
-
-        Raises:
-            DataError: There are extra rows, which attention does not read here.
-        """
+        """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp."""
         self.objective.check_extras(extras, *labels.shape)
         self._engine.eval()
         own_labels = self._own_rows(labels)

@@ -103,9 +103,6 @@ def check_machine(
         copies: Number of ranks that share them.
         local_copies: Number of these ranks on this machine.
         build: Compile the kernels too, which other ranks then find compiled.
-
-    Raises:
-        ConfigError: Names the missing resource, and a remedy.
     """
     for lacking in (why_no_extra(), _why_no_place(config, sizes, copies, local_copies)):
         if lacking is not None:

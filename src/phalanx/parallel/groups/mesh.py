@@ -69,11 +69,7 @@ class Domain:
 
 
 def open_domain(config: ParallelConfig, device: torch.device) -> Domain:
-    """Make the mesh and its groups; every rank of the default group calls this.
-
-    Args:
-        config: Its `world` is the size of the default group.
-    """
+    """Make the mesh and its groups; every rank of the default group calls this."""
     sizes = _axis_sizes(config)
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     joined = tuple(axis for axis in ("replica", "dp", "cp") if axis in sizes)

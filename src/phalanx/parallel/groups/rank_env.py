@@ -61,11 +61,7 @@ class RankEnv:
 
 
 def find_place(environment: Mapping[str, str]) -> RankEnv | None:
-    """Read this process's place from its environment; None where it was given none.
-
-    Raises:
-        ConfigError: It has a rank, and other variables are missing or no numbers.
-    """
+    """Read this process's place from its environment; None where it was given none."""
     if "RANK" not in environment:
         return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

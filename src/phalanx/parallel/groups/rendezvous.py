@@ -142,11 +142,7 @@ def _master_address() -> tuple[str, int]:
 
 
 def _torchrun_keeps_store() -> bool:
-    """Whether torchrun's own store is to be used.
-
-    Raises:
-        ConfigError: It would be used for another start of the ranks too, which would read where the dead ones listened.
-    """
+    """Whether torchrun's own store is to be used."""
     is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if is_kept and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
         raise ConfigError(

@@ -37,9 +37,6 @@ class RowGradients:
         module: Called with rows first, and so is every layer inside it that is trained.
         settings: Clipping of norms, and their computation.
 
-    Raises:
-        ConfigError: Opacus is not there, or cannot tell the rows of some layer apart.
-
     Guarantees:
         The sum moves by at most `clip_norm` when one row is left out, up to rounding in float32: a row with a gradient
         that is not finite counts for nothing. Before the first two sums, norms are compared with the norms of rows that

@@ -69,9 +69,6 @@ def open_cluster(name: str) -> Cluster:
 
     Args:
         name: Name of a shipped cluster, or path of a cluster file.
-
-    Raises:
-        ConfigError: There is neither, or the file is wrong; the message names the choices.
     """
     if name in known_clusters():
         return known_clusters()[name]

@@ -155,9 +155,6 @@ def estimate_layout(
         tokens: Tokens of the training; None leaves out days, energy and cost.
         guard: Verification between trust domains; None inside one.
         exact: Play the pipeline through instead of taking the formula for equal stages.
-
-    Raises:
-        ConfigError: The device's peak in this precision is not known.
     """
     recipe = effective_recipe(recipe, cluster)
     device = device_of(cluster, cluster.pools[0].device)

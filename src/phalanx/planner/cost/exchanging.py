@@ -147,11 +147,7 @@ def vocabulary_exchange(shape: ModelShape, layout: Layout, recipe: Recipe, machi
 def data_exchange(
     shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, compute: float
 ) -> tuple[float, float]:
-    """Return the exchange of gradients and parameters that shows, and that which is hidden.
-
-    Args:
-        compute: Seconds of computation that it may go on beside.
-    """
+    """Return the exchange of gradients and parameters that shows, and that which is hidden."""
     settled = _settling_seconds(shape, layout, recipe, machine)
     if layout.num_shards == 1:
         return settled, 0.0

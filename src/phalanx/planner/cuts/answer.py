@@ -50,11 +50,7 @@ class Cost:
 
 
 def cost_of(shape: ModelShape, recipe: Recipe, parties: Parties, depth: int) -> Cost:
-    """Return the cost of a cut.
-
-    Args:
-        parties: A client, the enclave and the link between them.
-    """
+    """Return the cost of a cut."""
     tokens, back = microbatch_tokens(_ALONE, recipe), shape.layers - depth
     flops = forward_flops(shape, recipe.sequence_length)
     # each client has its share of the microbatches, and they work side by side
@@ -210,11 +206,7 @@ class CutAnswer:
 
 
 def ask_cuts(model: str, shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable) -> CutAnswer:
-    """Judge every cut of a model.
-
-    Raises:
-        ConfigError: The link is not known, or the batch or its sequences do not fit the model.
-    """
+    """Judge every cut of a model."""
     wrong = describe_refusal(Layout(), shape, replace(recipe, microbatches=1))
     if wrong is not None:
         raise ConfigError(f"plan: {wrong}")

@@ -103,9 +103,6 @@ def read_leaks(path: Path | None) -> LeakTable:
 
     Args:
         path: Output of ``phalanx reproduce leaks --json``; None reads the shipped table.
-
-    Raises:
-        InputError: It cannot be read, or holds no cut that was measured in plaintext and sealed.
     """
     place = str(path) if path is not None else _PACKAGED
     try:

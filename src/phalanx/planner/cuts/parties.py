@@ -65,11 +65,7 @@ class Parties(StrictModel):
     min_back: int = Field(default=1, ge=1)
 
     def link_as_used(self, where: str = "parties") -> Link:
-        """Return the link as tensors see it: where they are sealed, that takes its time.
-
-        Raises:
-            ConfigError: It is named, and no such link is known.
-        """
+        """Return the link as tensors see it: where they are sealed, that takes its time."""
         link = self.link
         if isinstance(link, str):
             if link not in known_links():
@@ -81,11 +77,7 @@ class Parties(StrictModel):
 
 
 def parties_here(machine: Cluster) -> Parties:
-    """Return client and enclave as two ranks of one machine, loopback between them.
-
-    Args:
-        machine: Machine of 2 ranks.
-    """
+    """Return client and enclave as two ranks of one machine, loopback between them."""
     device = machine.devices[machine.pools[0].device]
     side = PartyMachine(memory_gib=device.memory_gib, tflops=(device.fp32_tflops or 0.0) * machine.efficiency)
     return Parties(title=machine.title, client=side, enclave=side, link="loopback")

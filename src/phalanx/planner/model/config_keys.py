@@ -23,11 +23,7 @@ def composed_by(activation: str) -> int:
 
 
 class ConfigKeys:
-    """A config's values.
-
-    Args:
-        where: File or section for the messages.
-    """
+    """A config's values."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self._config = config

@@ -108,11 +108,7 @@ def moment_names(kind: str) -> tuple[str, ...]:
 
 
 def moment_shapes(kind: str, shape: Sequence[int]) -> dict[str, Shape]:
-    """Return the shapes of an optimizer's state for a parameter.
-
-    Args:
-        kind: Name in ``[optimizer]``.
-    """
+    """Return the shapes of an optimizer's state for a parameter."""
     return OPTIMIZERS[kind].moments(tuple(shape))
 
 

@@ -36,9 +36,6 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> ModelShap
     Args:
         config: The keys of a config.json, ``model_type`` included.
         where: File or section for the messages.
-
-    Raises:
-        ModelError: The family is unknown, or a size is missing or no positive whole number.
     """
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:

@@ -140,9 +140,6 @@ def head_kind(config: Mapping[str, Any]) -> HeadKind:
     """Return the head that a hub config describes.
 
     The hub's own way of saying that a model scores texts is a class for sequence classification with one label.
-
-    Args:
-        config: The keys of a config.json.
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list | tuple) and names else None

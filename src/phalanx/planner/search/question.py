@@ -76,9 +76,6 @@ def about_model(
         model: A config.json, its directory, or a known model.
         precision: Precision of a `Recipe`.
         offload: Offloading of a `Recipe`.
-
-    Raises:
-        ConfigError: There is no such model, or the precision or a number is wrong.
     """
     if precision not in get_args(Precision):
         raise ConfigError(f"--precision {precision}: choices: {', '.join(get_args(Precision))}")

@@ -73,10 +73,6 @@ def rank_layouts(
             only between different numbers of devices.
         fixed: The only layout to judge.
         own: Judge this one too, if it has so many ranks.
-
-    Raises:
-        ConfigError: A device's peak in the recipe's precision is not known, or a mixed pool cannot be planned for such
-            a recipe.
     """
     if len(cluster.pools) > 1:
         return _rank_mixed(shape, recipe, cluster, tokens)

@@ -90,7 +90,6 @@ class SumClient:
     """One client in one round.
 
     Args:
-        rounds: Its book of rounds, kept on disk.
         fresh: Draws random bytes; another one than the system's generator is for test vectors.
 
     Guarantees:
@@ -122,7 +121,6 @@ class SumClient:
         Raises:
             AggregationError: They are malformed, not of this round, or do not protect this client; or the round was
                 entered before.
-            RollbackError: The round cannot be written down.
         """
         self._check_phase(SumPhase.TERMS)
         round_terms = m.read_terms(terms, self._expected.server)

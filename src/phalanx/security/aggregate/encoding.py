@@ -22,12 +22,7 @@ CHUNK = 2**16
 
 @dataclass(frozen=True)
 class RingEncoding:
-    """The encoding of one round.
-
-    Attributes:
-        clients: Most of them that are summed.
-        clip: Bound of the norm of a client's values.
-    """
+    """The encoding of one round."""
 
     clients: int
     clip: float

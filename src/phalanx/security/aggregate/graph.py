@@ -48,11 +48,7 @@ def max_colluding(count: int) -> int:
 
 @lru_cache(maxsize=64)
 def degree_of(count: int, minimum: int) -> Degree:
-    """Return the numbers for a cohort.
-
-    Args:
-        minimum: Clients that the smallest sum which the server can learn must have.
-    """
+    """Return the numbers for a cohort."""
     complete = Degree(count - 1, threshold_of(count) - 1)
     if count <= COMPLETE_UP_TO:
         return complete

@@ -32,7 +32,6 @@ class Mask(NamedTuple):
 
     Attributes:
         key: 32 bytes, used for this stream alone.
-        is_added: False where the mask is subtracted.
     """
 
     key: bytes
@@ -59,11 +58,7 @@ class KeyStream:
 
 
 def pair_key(terms: str, own: tuple[str, X25519PrivateKey], other: tuple[str, str]) -> Mask:
-    """Return the mask that two clients share, as the first of them by name adds and the other subtracts it.
-
-    Args:
-        other: Name and public mask key of the other, in hex.
-    """
+    """Return the mask that two clients share, as the first of them by name adds and the other subtracts it."""
     public = own[1].public_key().public_bytes_raw().hex()
     ends = sorted([(own[0], public), other])
     secret = agree_secret(own[1], other)

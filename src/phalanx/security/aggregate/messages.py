@@ -51,12 +51,7 @@ _Sealed = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * SEALED_BYTES}}}\z")]
 
 
 class SumMessage(StrictModel):
-    """A body that a client signs.
-
-    Attributes:
-        kind: Kind of the message; the signature covers it.
-        terms: Digest of the round's terms.
-    """
+    """A body that a client signs."""
 
     kind: str
     terms: Hex32
@@ -197,14 +192,7 @@ def encode_message(message: StrictModel) -> bytes:
 
 
 def decode_message(data: bytes, kind: type[Message], clients: int = MAX_CLIENTS) -> Message:
-    """Read a message that must be in its one form.
-
-    Args:
-        clients: Clients of the cohort; bounds the size of the message.
-
-    Raises:
-        AggregationError: It is longer than such a message can be, or anything else.
-    """
+    """Read a message that must be in its one form."""
     if len(data) > (limit := _BYTES_A_MESSAGE + _BYTES_A_CLIENT * clients):
         raise AggregationError(SumRefusal.MALFORMED, f"{len(data)} bytes, at most {limit}")
     try:
@@ -227,11 +215,7 @@ def sign_message(body: Body, identity: Identity) -> SignedMessage[Body]:
 
 
 def check_signed(message: SignedMessage[Body], terms: SumTerms, peers: dict[str, Peer]) -> Body:
-    """Return the body of a message after its signature and its round were checked.
-
-    Raises:
-        AggregationError: It is of another round, its sender is not in the cohort or did not sign it.
-    """
+    """Return the body of a message after its signature and its round were checked."""
     body = message.body
     # a statement for other terms blames nobody: it may be of another sum, and brought by another party
     if body.terms != terms.terms_digest:
@@ -256,11 +240,7 @@ def sign_terms(terms: SumTerms, server: Identity) -> bytes:
 
 
 def read_terms(data: bytes, server: Peer) -> SumTerms:
-    """Read the terms of a round.
-
-    Raises:
-        AggregationError: They are malformed or impossible, or the server did not sign them.
-    """
+    """Read the terms of a round."""
     message = decode_message(data, SignedTerms)
     try:
         server.verify_signature(bytes.fromhex(message.signature), _signed_bytes("terms", message.body))

@@ -16,7 +16,6 @@ class EnteredRounds(Protocol):
 
         Raises:
             AggregationError: It has entered this round, or a later one.
-            RollbackError: That cannot be read or written down.
         """
         ...
 

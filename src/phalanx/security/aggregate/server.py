@@ -41,8 +41,6 @@ class SumResult:
 
     Attributes:
         total: The sum of the clients' encoded values times weights, exact, ``[length]``.
-        contributors: The clients in the sum.
-        dropped: The other clients of the cohort.
         liars: Clients that released a share other than their dealt one, with a description of the fault.
     """
 
@@ -60,9 +58,6 @@ class SumResult:
 
 class SumServer:
     """The server's side of one round.
-
-    Attributes:
-        invitation: The signed terms, for every client of the cohort.
 
     Each `take` has a `bringer`: the client that the carrier proves a message to come from, which must have signed it;
     left empty where a carrier proves none.

@@ -29,10 +29,6 @@ class PersonSigner(Protocol):
 class AccessLog:
     """An append-only file of events, each signed by who acted; many people write it in turn.
 
-    Args:
-        path: The file; made by the first line.
-        scope: Name that every line bears.
-
     Guarantees:
         `append_event` refuses a file whose last line is cut, or that lacks the line of a head that the caller
         remembers. It hashes all lines and checks the signature of none; `read_access_log` checks each.
@@ -44,15 +40,7 @@ class AccessLog:
     def append_event(
         self, signer: PersonSigner, kind: str, body: dict[str, Any], known: LogHead | None = None
     ) -> LogHead:
-        """Write one event and force it to disk; return the head after it.
-
-        Args:
-            known: A head that the log must contain.
-
-        Raises:
-            AuditLogError: The log was cut or changed.
-            DiskError: It cannot be written.
-        """
+        """Write one event and force it to disk; return the head after it."""
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o664)
         except OSError as exc:
@@ -108,9 +96,6 @@ class AccessLog:
 
 def read_access_log(path: Path, scope: str, known: LogHead | None = None) -> Iterator[LogEntry]:
     """Yield the events of an access log, each checked against the key that it names, in the chain.
-
-    Args:
-        known: A head that the log must contain.
 
     Raises:
         AuditLogError: Names the first broken line, or says that the end is missing.

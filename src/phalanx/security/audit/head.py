@@ -49,11 +49,7 @@ class SignedHead(HeadEntry):
 
 @dataclass(frozen=True)
 class KnownHead:
-    """A head that a log must contain.
-
-    Attributes:
-        where: The place or party that knows it, for messages.
-    """
+    """A head that a log must contain."""
 
     head: LogHead
     where: str
@@ -69,12 +65,7 @@ def read_head(found: Any, peer: Peer, run: str | None, where: str) -> LogHead:
     """Check a signed head.
 
     Args:
-        peer: The party that must have signed it.
         run: The run that it must be of; None accepts any.
-        where: Place of the data, for error messages.
-
-    Raises:
-        AuditLogError: It is malformed, of another run, or not signed by `peer`.
     """
     try:
         signed = SignedHead.model_validate(found)

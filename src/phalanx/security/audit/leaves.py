@@ -50,7 +50,6 @@ class LeafBatch:
     Attributes:
         root: Root of the Merkle tree over the leaves.
         offset: Byte offset of the first leaf in the file.
-        size_bytes: Size of all leaves, with a newline after each.
     """
 
     root: str
@@ -60,11 +59,7 @@ class LeafBatch:
 
     @classmethod
     def from_log_entry(cls, line: LogEntry) -> Self:
-        """Read what an event says.
-
-        Raises:
-            AuditLogError: It lacks something, or has no sense.
-        """
+        """Read what an event says."""
         root, counts = line.body.get("root"), [line.body.get(name) for name in ("leaves", "offset", "size_bytes")]
         good = [count for count in counts if type(count) is int and 0 <= count <= _MAX_OFFSET]
         if not isinstance(root, str) or DIGEST_PATTERN.fullmatch(root) is None or len(good) < len(counts):
@@ -76,7 +71,6 @@ class LeafFile(Closeable):
     """An append-only file of leaves.
 
     Args:
-        path: The file; created where missing.
         size_bytes: End of the last batch that the audit log names. Bytes behind it were being written when the process
             died, and are cut off at the next write.
     """
@@ -132,11 +126,7 @@ class LeafFile(Closeable):
 
 
 def read_batch(path: Path, batch: LeafBatch) -> list[bytes]:
-    """Read the leaves that a line of the audit log names.
-
-    Raises:
-        AuditLogError: They are missing, or others than those under the root.
-    """
+    """Read the leaves that a line of the audit log names."""
     if not 0 <= batch.size_bytes <= MAX_BATCH_BYTES or batch.offset < 0:
         raise AuditLogError(f"{path}: {batch.size_bytes} bytes at {batch.offset} are no batch of leaves")
     try:

@@ -43,7 +43,6 @@ class LogEntry:
     Attributes:
         sequence: Number of the event, from 0.
         time: RFC 3339, UTC.
-        head: The log's head once this line is written.
         size_bytes: Length in bytes, with the newline.
     """
 
@@ -75,8 +74,6 @@ def read_entries(file: BinaryIO, path: Path, peer: Peer | None, run: str | None)
     """Yield checked lines until the first broken one.
 
     Args:
-        file: The log, open at its start.
-        path: Name of the log in error messages.
         peer: The party that must have signed each line; None: each by the key that its body names.
         run: The run that each line must belong to; that of the first line if None.
 

@@ -28,8 +28,6 @@ class AuditLog(Closeable):
     that is wrong is an error.
 
     Args:
-        path: The file; created with its directory where missing.
-        identity: The identity that signs each line.
         run: The run that every event belongs to.
         known: Heads that others know, and that the log must contain.
         kept_at: A file that gets the signed head each time the log is forced to disk; None for no such file.
@@ -38,9 +36,6 @@ class AuditLog(Closeable):
         AuditLogError: A line is broken, one that is known is missing or another one, the log belongs to another run
             or signer, or another process has it open. The file is then as it was.
         DiskError: It cannot be read or written; the file is then as it was.
-
-    Attributes:
-        public_lines: The lines that every worker knows of, and the heads that workers are told.
 
     Guarantees:
         Events survive the end of the process once `append` returns, and that of the machine once `sync` does.
@@ -114,9 +109,6 @@ class AuditLog(Closeable):
         Args:
             body: Details of the step; the keys of `LeafBatch` are added.
             leaves: Canonical JSON of each leaf, without newlines.
-
-        Raises:
-            AuditLogError, DiskError: As `append`; or the leaves are too large, or cannot be written.
         """
         if self._leaves is None:
             self._leaves = LeafFile(self._path.with_name(LEAVES_FILE), self._leaves_end)

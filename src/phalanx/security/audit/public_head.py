@@ -61,11 +61,7 @@ class PublicHead(StrictModel):
 
 
 class PublicEntries:
-    """The public lines of one log, from which the heads for workers are made.
-
-    Args:
-        identity: The identity that signs the heads.
-    """
+    """The public lines of one log, from which the heads for workers are made."""
 
     def __init__(self, identity: Identity, run: str) -> None:
         self._identity, self._run = identity, run
@@ -98,14 +94,7 @@ class PublicEntries:
         return self._last_head
 
     def check_known_head(self, known: PublicHead, where: str) -> None:
-        """Compare the log with a head that its owner has signed.
-
-        Args:
-            where: The place or party that knows it, for the message.
-
-        Raises:
-            CutLogError: The log lacks a line that it must have, or has another one in its place.
-        """
+        """Compare the log with a head that its owner has signed."""
         lack = describe_missing_entry(self._digests, known.required_entry(self._boot), where)
         if lack is not None:
             raise CutLogError(f"the audit log {lack}, by this owner's signature")
@@ -121,7 +110,6 @@ def describe_missing_entry(digests: Sequence[str], due: PublicEntry | None, wher
     Args:
         digests: Digests of the log's public lines, in order.
         due: The line; None where none must be there.
-        where: The place or party that knows of it, for the message.
     """
     if due is None or digests[due.number - 1 : due.number] == [due.digest]:
         return None
@@ -131,12 +119,7 @@ def describe_missing_entry(digests: Sequence[str], due: PublicEntry | None, wher
 
 
 def read_public_head(path: Path, owner: Peer) -> PublicHead:
-    """Read a worker's copy of the head of a log.
-
-    Raises:
-        AuditLogError: The file cannot be read, or holds something else.
-        SignatureError: Its owner did not sign it.
-    """
+    """Read a worker's copy of the head of a log."""
     try:
         with path.open("rb") as file:
             head = PublicHead.model_validate_json(file.read(MAX_BYTES))

@@ -16,7 +16,6 @@ class LogSummary:
     """A summary of a whole and honest log.
 
     Attributes:
-        kinds: Number of events of each kind.
         first_time: Time of the first event, RFC 3339; None in an empty log.
         head: Number of events and digest of the last line.
     """
@@ -41,7 +40,6 @@ def verify_log(
     """Check every line of a log.
 
     Args:
-        peer: The party that signed it.
         expected: End of the log as in ``summary.json``. Without it, a log that was cut off at a line's end looks whole.
         run: The run that it must be of; that of the first line if None.
         known: Heads that it must contain.

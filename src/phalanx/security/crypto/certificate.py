@@ -72,7 +72,6 @@ def peer_from_certificate(
     Args:
         authority_pem: Certificate of the one trusted authority.
         now: Time of the check; by `steady_now` if None.
-        where: Name of the certificate in error messages, such as its path.
 
     Raises:
         CertificateError: Malformed, from another authority, expired, not yet valid, not made for a party, or
@@ -131,11 +130,7 @@ def _check_authority(authority: x509.Certificate, now: datetime | None, where: s
 
 
 def certificate_fingerprint(pem: bytes, where: str = "certificate") -> str:
-    """Return the SHA-256 of a certificate in hex, by which people and tokens tell it from others.
-
-    Raises:
-        CertificateError: It is not one X.509 certificate.
-    """
+    """Return the SHA-256 of a certificate in hex, by which people and tokens tell it from others."""
     return _parse_pem(pem, where).fingerprint(hashes.SHA256()).hex()
 
 

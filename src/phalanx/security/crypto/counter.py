@@ -28,11 +28,7 @@ class MonotonicCounter(Protocol):
         ...
 
     def increment(self) -> int:
-        """Go up by one and return the new number, once it is durable; each number is given to one caller only.
-
-        Raises:
-            RollbackError: The counter cannot be moved.
-        """
+        """Go up by one and return the new number, once it is durable; each number is given to one caller only."""
         ...
 
 
@@ -86,11 +82,7 @@ def _lock_fd(fd: int, path: Path) -> None:
 
 
 def read_number(path: Path, key: str) -> int | None:
-    """Return the one number that a file holds, or None where there is no file.
-
-    Raises:
-        RollbackError: The file holds anything else, or cannot be read.
-    """
+    """Return the one number that a file holds, or None where there is no file."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES)

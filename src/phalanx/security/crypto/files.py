@@ -46,11 +46,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def write_public(path: Path, data: bytes) -> None:
-    """Write a file that holds no secret, in the place of an earlier one.
-
-    Raises:
-        CertificateError: It cannot be written.
-    """
+    """Write a file that holds no secret, in the place of an earlier one."""
     temporary = path.with_name(path.name + ".new")
     try:
         temporary.unlink(missing_ok=True)
@@ -70,11 +66,7 @@ def read_private(path: Path, made_by: str = "phalanx pki issues it") -> bytes:
 
 
 def read_public(path: Path) -> bytes:
-    """Read a certificate file.
-
-    Raises:
-        CertificateError: It is missing, over-long or no plain file.
-    """
+    """Read a certificate file."""
     return _read_file(path, "phalanx pki issues it", private=False)
 
 

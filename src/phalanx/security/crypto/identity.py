@@ -41,11 +41,7 @@ def check_party_name(name: str) -> str:
 
 
 def check_session_name(name: str) -> str:
-    """Return a party's name in a session unchanged: its certificate's name, numbered from its second incarnation on.
-
-    Raises:
-        CertificateError: It is neither.
-    """
+    """Return a party's name in a session unchanged: its certificate's name, numbered from its second incarnation on."""
     certified = certified_name(name)
     if name != certified and _LATER_LIFE.fullmatch(name[len(certified) :]) is None:
         raise CertificateError(f"party name {name[:80]!r}: expected NAME, or NAME.N for its incarnation N from 2 on")
@@ -73,7 +69,6 @@ class Peer:
     """The public half of a party.
 
     Attributes:
-        name: Party name, as in a session.
         public_key: Raw Ed25519 public key, 32 bytes.
         ml_dsa_key: Raw ML-DSA-44 public key, 1312 bytes; empty for a party without one, or where it was not told.
     """
@@ -93,11 +88,7 @@ class Peer:
 
     @classmethod
     def from_hex(cls, name: str, public_key: str) -> Self:
-        """Build a peer from the hex form that JSON carries.
-
-        Raises:
-            CertificateError: The name or the key is malformed.
-        """
+        """Build a peer from the hex form that JSON carries."""
         try:
             raw = bytes.fromhex(public_key)
         except ValueError as exc:
@@ -113,11 +104,7 @@ class Peer:
         return replace(self, name=_of_same_certificate(self.name, name))
 
     def verify_signature(self, signature: bytes, data: bytes) -> None:
-        """Return when the peer signed exactly this data.
-
-        Raises:
-            SignatureError: It did not.
-        """
+        """Return when the peer signed exactly this data."""
         try:
             self._key.verify(signature, data)
         except InvalidSignature as exc:
@@ -128,9 +115,6 @@ class Peer:
 
         Args:
             fields: As `Identity.signature_fields` makes them, and anything else.
-
-        Raises:
-            SignatureError: One is missing, malformed or false.
         """
         try:
             signatures = [bytes.fromhex(str(fields.get(name) or "")) for name in SIGNATURE_FIELDS]
@@ -152,7 +136,6 @@ class Identity:
         signing_key: Ed25519 key that signs messages and log lines.
         tls_key_pem: ECDSA P-256 key for TLS; empty for an identity that never opens a network link.
         certificate_pem: Certificate that binds the name to both keys.
-        authority_pem: Certificate of the authority that issued it, and that peers must have too.
         ml_dsa_key: Second key, for what must hold against a quantum computer; None for a party without one.
     """
 
@@ -175,11 +158,7 @@ class Identity:
         return cls(name, Ed25519PrivateKey.generate())
 
     def with_session_name(self, name: str) -> Self:
-        """The same keys under the name that this party has in a session.
-
-        Raises:
-            CertificateError: That is the name of another certificate.
-        """
+        """The same keys under the name that this party has in a session."""
         return replace(self, name=_of_same_certificate(self.name, name))
 
     def sign_data(self, data: bytes) -> bytes:
@@ -221,9 +200,6 @@ def verify_by_fingerprint(fingerprint: str, signature: bytes, data: bytes) -> No
     Args:
         fingerprint: 64 hex characters of Ed25519, or 66 of a compressed point of P-256.
         signature: 64 bytes; of P-256 ``r`` and the lower of the two values of ``s``, so that there is one signature.
-
-    Raises:
-        SignatureError: It did not, or that is no key.
     """
     try:
         raw = bytes.fromhex(fingerprint)
@@ -259,11 +235,7 @@ def make_signer(home: Path, public_file: Path, name: str) -> Identity:
 
 
 def load_signer(home: Path, public_file: Path) -> Identity:
-    """Load the key of a directory; its name is that in the public file.
-
-    Raises:
-        CertificateError: One of the two is missing, readable by others, malformed, or they do not belong together.
-    """
+    """Load the key of a directory; its name is that in the public file."""
     public = read_public_signer(public_file)
     identity = Identity(public.name, load_signing_key(home / SIGNING_KEY))
     if identity.public != public:
@@ -272,11 +244,7 @@ def load_signer(home: Path, public_file: Path) -> Identity:
 
 
 def read_public_signer(path: Path) -> Peer:
-    """Read the public half of a signer.
-
-    Raises:
-        CertificateError: The file is missing or malformed.
-    """
+    """Read the public half of a signer."""
     try:
         half = _PublicHalf.model_validate_json(read_public(path))
     except ValidationError as exc:

@@ -39,11 +39,7 @@ def make_party_keys(home: Path) -> tuple[ec.EllipticCurvePrivateKey, ed25519.Ed2
 
 
 def load_tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Load a key for TLS.
-
-    Raises:
-        CertificateError: It is missing, readable by others or no ECDSA key.
-    """
+    """Load a key for TLS."""
     key = _load_key(path)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateError(f"{path}: is not an ECDSA key")
@@ -51,11 +47,7 @@ def load_tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def load_signing_key(path: Path) -> ed25519.Ed25519PrivateKey:
-    """Load a key that signs messages.
-
-    Raises:
-        CertificateError: It is missing, readable by others or no Ed25519 key.
-    """
+    """Load a key that signs messages."""
     key = _load_key(path)
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise CertificateError(f"{path}: is not an Ed25519 key")

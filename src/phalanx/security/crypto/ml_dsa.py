@@ -22,22 +22,14 @@ ML_DSA_REQUEST = x509.ObjectIdentifier("2.25.55440141076791104415603855384300681
 
 
 def make_ml_dsa_key(path: Path) -> MLDSA44PrivateKey:
-    """Make a key in a private directory; its file holds the 32-byte seed in hex.
-
-    Raises:
-        CertificateError: There is one already, or it cannot be written.
-    """
+    """Make a key in a private directory; its file holds the 32-byte seed in hex."""
     key = MLDSA44PrivateKey.generate()
     write_private(path, key.private_bytes_raw().hex().encode() + b"\n")
     return key
 
 
 def load_ml_dsa_key(path: Path) -> MLDSA44PrivateKey | None:
-    """Load a key; None where the party was made before there were any.
-
-    Raises:
-        CertificateError: It is malformed, or readable by others.
-    """
+    """Load a key; None where the party was made before there were any."""
     if not path.exists() and not path.is_symlink():
         return None
     text = read_private(path).strip()
@@ -51,11 +43,7 @@ def load_ml_dsa_key(path: Path) -> MLDSA44PrivateKey | None:
 
 
 def verify_ml_dsa(public_key: bytes, signature: bytes, data: bytes, where: str) -> None:
-    """Return when the holder of a key signed exactly this data.
-
-    Raises:
-        SignatureError: It did not, or the key is none.
-    """
+    """Return when the holder of a key signed exactly this data."""
     try:
         MLDSA44PublicKey.from_public_bytes(public_key).verify(signature, data)
     except (InvalidSignature, ValueError) as exc:
@@ -74,11 +62,7 @@ def bound_keys(party_uri: str, tls_key: bytes, ml_dsa_key: bytes, authority: str
 
 
 def read_ml_dsa_extension(certificate: x509.Certificate, where: str) -> tuple[bytes, bytes]:
-    """Return public key and signature in a certificate, either of them empty where it has none.
-
-    Raises:
-        CertificateError: The extension is malformed.
-    """
+    """Return public key and signature in a certificate, either of them empty where it has none."""
     try:
         value = certificate.extensions.get_extension_for_oid(ML_DSA_EXTENSION).value
     except x509.ExtensionNotFound:

@@ -70,7 +70,6 @@ def create_authority(directory: Path, days: int = 365, now: datetime | None = No
     Args:
         directory: Made with mode 0700, or an existing one of that mode.
         days: Validity from `now`.
-        now: Time of issue; the clock's if None.
 
     Raises:
         CertificateError: There is an authority already, or others can enter the directory.
@@ -141,7 +140,6 @@ def sign_request(
     Args:
         name: Name of the expected party; None accepts the name in the request.
         hosts: Host names, as in `issue`; a request itself cannot ask for any.
-        where: Name of the request in error messages, such as its path.
 
     Returns:
         The directory with the certificate, which holds no key. The same request gives the same certificate until
@@ -241,22 +239,14 @@ class _Authority:
 
 
 def load_authority(path: Path) -> bytes:
-    """Return the PEM of a currently valid authority.
-
-    Raises:
-        CertificateError: Missing, malformed, expired, or not an authority's certificate.
-    """
+    """Return the PEM of a currently valid authority."""
     pem = read_public(path)
     parse_authority(pem, str(path))
     return pem
 
 
 def load_identity(directory: Path, now: datetime | None = None) -> Identity:
-    """Load a party's own keys and certificate from the directory that `issue` made.
-
-    Raises:
-        CertificateError: A file is missing, malformed, expired, readable by others, or from another set.
-    """
+    """Load a party's own keys and certificate from the directory that `issue` made."""
     place = str(directory / CERTIFICATE)
     certificate_pem = read_public(directory / CERTIFICATE)
     authority_pem = read_public(directory / "authority.pem")

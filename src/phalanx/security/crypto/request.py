@@ -64,9 +64,6 @@ def make_request(home: Path, name: str, authority: str | None = None) -> bytes:
     Args:
         home: The party's own directory, on its own machine.
         authority: Fingerprint of the authority that is asked; None where it is not known yet.
-
-    Raises:
-        CertificateError: Malformed name, or the directory or its keys are not private.
     """
     check_party_name(name)
     if (home / TLS_KEY).exists() or (home / SIGNING_KEY).exists():

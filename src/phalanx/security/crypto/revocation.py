@@ -55,19 +55,11 @@ class RevokedParties:
         self._path = directory / REVOKED_FILE
 
     def read_revocations(self) -> dict[str, Revocation]:
-        """Return the revocations by party.
-
-        Raises:
-            CertificateError: The list cannot be read.
-        """
+        """Return the revocations by party."""
         return {revocation.party: revocation for revocation in self._read_file().revoked}
 
     def check_not_revoked(self, party: str, keys: Peer | None = None) -> None:
-        """Return where neither a name nor the keys that are to have it are revoked.
-
-        Raises:
-            CertificateError: One of them is, or the list cannot be read.
-        """
+        """Return where neither a name nor the keys that are to have it are revoked."""
         for revocation in self._read_file().revoked:
             if party == revocation.party:
                 raise CertificateError(f"{party} was revoked and stays so; choose another name")

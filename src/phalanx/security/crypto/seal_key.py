@@ -44,11 +44,7 @@ class HybridSealKey:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
-        """Build the key of `secret_bytes`.
-
-        Raises:
-            ValueError: It is none.
-        """
+        """Build the key of `secret_bytes`."""
         lattice = MLKEM768PrivateKey.from_seed_bytes(raw[:_SEED_BYTES])
         return cls(lattice, X25519PrivateKey.from_private_bytes(raw[_SEED_BYTES:]))
 
@@ -63,11 +59,7 @@ class HybridSealKey:
         return self.lattice.public_key().public_bytes_raw() + self.curve.public_key().public_bytes_raw()
 
     def open_sealed(self, sealed: bytes, info: bytes) -> bytes:
-        """Open what was sealed for this key and this `info`.
-
-        Raises:
-            SignatureError: It does not open.
-        """
+        """Open what was sealed for this key and this `info`."""
         try:
             return _SUITE.decrypt(sealed, MLKEM768X25519PrivateKey(self.lattice, self.curve), info=info)
         except (InvalidTag, ValueError) as exc:
@@ -79,9 +71,6 @@ def seal_for(public: bytes, data: bytes, info: bytes) -> bytes:
 
     Args:
         info: The purpose; callers separate purposes with `in_domain`.
-
-    Raises:
-        ValueError: The public key is none.
     """
     lattice = MLKEM768PublicKey.from_public_bytes(public[:_LATTICE_BYTES])
     curve = X25519PublicKey.from_public_bytes(public[_LATTICE_BYTES:])

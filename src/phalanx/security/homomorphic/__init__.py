@@ -7,9 +7,7 @@ be preferred where sites can talk: docs/privacy.md.
 from phalanx.security.homomorphic.key import (
     MODULUS as MODULUS,
     SumKey as SumKey,
-    join_key as join_key,
     new_key as new_key,
-    split_key as split_key,
 )
 from phalanx.security.homomorphic.shares import join_sums as join_sums, share_out as share_out
 from phalanx.security.homomorphic.sums import (

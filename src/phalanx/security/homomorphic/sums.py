@@ -96,19 +96,12 @@ def encrypt_values(public: bytes, terms: HomomorphicTerms, name: str, values: Va
 
     Args:
         values: ``[length]``, finite.
-
-    Raises:
-        AggregationError: Key or values do not fit the terms.
     """
     return encrypt_integers(public, terms, name, round_values(terms, values))
 
 
 def round_values(terms: HomomorphicTerms, values: Values) -> NDArray[np.int64]:
-    """Return a client's values, clipped, as integers within the terms' levels.
-
-    Raises:
-        AggregationError: The values do not fit the terms.
-    """
+    """Return a client's values, clipped, as integers within the terms' levels."""
     if values.shape != (terms.length,) or values.dtype not in (np.float32, np.float64) or not np.isfinite(values).all():
         raise AggregationError(
             SumRefusal.BAD_INPUT, f"values: {values.dtype}{list(values.shape)}, expected {terms.length} finite ones"
@@ -126,9 +119,6 @@ def encrypt_integers(public: bytes, terms: HomomorphicTerms, name: str, whole: N
 
     Args:
         whole: ``[length]``, modulo `MODULUS`.
-
-    Raises:
-        AggregationError: Key or client do not fit the terms.
     """
     context = _load_context(public, terms, secret=False)
     if name not in terms.clients:
@@ -143,11 +133,7 @@ def encrypt_integers(public: bytes, terms: HomomorphicTerms, name: str, whole: N
 
 
 def check_part(public: bytes, terms: HomomorphicTerms, name: str, part: bytes) -> None:
-    """Raise unless a ciphertext belongs to this client and can be added; its plaintext stays unseen.
-
-    Raises:
-        AggregationError: It is malformed, of other terms or of another client.
-    """
+    """Raise unless a ciphertext belongs to this client and can be added; its plaintext stays unseen."""
     context = _load_context(public, terms, secret=False)
     names, blocks = _unpack_blocks(terms, part)
     if names != (name,):

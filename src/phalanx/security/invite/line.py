@@ -50,10 +50,6 @@ def receive_object(connection: socket.socket, deadline: float) -> dict[str, Any]
     Args:
         connection: Open TLS connection, after its handshake.
         deadline: Time of `time.monotonic`; a slow sender does not lengthen it.
-
-    Raises:
-        PeerLostError: Nothing whole came in time.
-        FrameError: It is over-long or no JSON object in canonical form.
     """
     raw = b""
     try:

@@ -62,9 +62,6 @@ class ReachabilityListener:
 def probe_reachability(address: str, secret: str) -> str | None:
     """Connect to where a machine wants to be reached, and see that the one with the secret answers.
 
-    Args:
-        address: ``host:port`` that the machine named.
-
     Returns:
         None when the machine answers; else a message for the machine, which does not tell what else listens there.
     """

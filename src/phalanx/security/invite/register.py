@@ -90,9 +90,6 @@ class Invitations:
 
         Returns:
             Whether there was an open invitation, and the revocation of the certificate; None without a certificate.
-
-        Raises:
-            CertificateError: It has neither, is the owner, or the list of revocations cannot be read or written.
         """
         check_party_name(name)
         with self._lock_entries():
@@ -110,12 +107,8 @@ class Invitations:
 
         Asked again by the same keys, as after an answer that was lost, it gives the same certificate.
 
-        Returns:
-            The directory with the certificate.
-
         Raises:
             PeerRefusedError: Wrong, used, expired or taken back.
-            CertificateError: The request is malformed or does not fit; the invitation stays open.
         """
         with self._lock_entries():
             entry = self._valid_entry(name, secret)
@@ -130,11 +123,7 @@ class Invitations:
             return home
 
     def check_secret(self, name: str, secret: str) -> None:
-        """Return where a secret is that of an invitation which still counts, whether its keys are made or not.
-
-        Raises:
-            PeerRefusedError: As `admit`.
-        """
+        """Return where a secret is that of an invitation which still counts, whether its keys are made or not."""
         with self._lock_entries():
             self._valid_entry(name, secret)
 

@@ -56,8 +56,6 @@ class EnrolmentServer(Closeable):
 
     Args:
         directory: Directory of the authority, with the owner's identity in ``owner``.
-        invitations: The register that admits or refuses.
-        terms: Terms that each joining machine receives.
         say: Takes a line about each that came or was refused; called from other threads.
         clock: Returns the time in monotonic seconds.
 
@@ -90,11 +88,7 @@ class EnrolmentServer(Closeable):
         self.port = 0
 
     def start_listening(self, bind: str, port: int) -> Self:
-        """Begin to answer.
-
-        Raises:
-            TransportError: The address cannot be listened on.
-        """
+        """Begin to answer."""
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         try:
             listener = socket.create_server((bind, port), family=family)

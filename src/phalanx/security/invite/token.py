@@ -29,7 +29,6 @@ class JoinToken:
     """The contents of a token.
 
     Attributes:
-        name: Party name that the invited machine will have.
         address: ``host:port`` where its request is answered.
         authority: Fingerprint of the authority; the server must have a certificate of it.
         secret: Proves that a request comes from the invited machine; random, 32 bytes in hex.
@@ -53,12 +52,7 @@ class JoinToken:
 
     @classmethod
     def with_fresh_secret(cls, name: str, address: str, authority: str, expires: datetime) -> "JoinToken":
-        """Make a token with a fresh secret.
-
-        Raises:
-            ConfigError: The address is not ``host:port``.
-            CertificateError: The party name is malformed.
-        """
+        """Make a token with a fresh secret."""
         return cls(name, address, authority, secrets.token_hex(_SECRET_BYTES), int(expires.timestamp()))
 
     @classmethod
@@ -67,7 +61,6 @@ class JoinToken:
 
         Raises:
             ConfigError: It is cut, altered, of another version or no token at all.
-            CertificateError: The party name in it is malformed.
         """
         text = line.strip()
         if len(text) > _MAX_CHARACTERS or not text.startswith(_PREFIX):

@@ -46,11 +46,7 @@ def lock_memory() -> None:
 
 
 def system_call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
-    """Make a system call that the C library has no name for.
-
-    Raises:
-        OSError: The kernel refuses, or is too old to know it (ENOSYS).
-    """
+    """Make a system call that the C library has no name for."""
     wide = (ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments)
     return _check_result(_libc.syscall(ctypes.c_long(number), *wide), f"system call {number}")
 

@@ -18,9 +18,6 @@ class SecretMemory(Closeable):
 
     What Python computes from it lies elsewhere again; it keeps long-lived keys, not everything that was derived.
 
-    Args:
-        size: Size of the memory in bytes.
-
     Raises:
         OSError: The kernel has none to give, or the user may lock no more memory.
     """

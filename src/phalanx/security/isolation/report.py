@@ -37,11 +37,7 @@ class MeasureFinding:
 
 @dataclass(frozen=True)
 class IsolationReport:
-    """Every measure with its finding.
-
-    Attributes:
-        findings: At most one for each measure; a measure without one does not hold.
-    """
+    """Every measure with its finding."""
 
     findings: tuple[MeasureFinding, ...]
 
@@ -65,11 +61,7 @@ class IsolationReport:
 
 
 def findings_from_json(value: dict[str, Any]) -> tuple[MeasureFinding, ...]:
-    """Read the measures of `IsolationReport.to_json`.
-
-    Raises:
-        KeyError, TypeError, ValueError: It is anything else.
-    """
+    """Read the measures of `IsolationReport.to_json`."""
     measures = value["measures"]
     return tuple(
         MeasureFinding(Measure(name), finding["holds"] is True, str(finding["detail"]))

@@ -53,7 +53,6 @@ class SandboxArguments:
     """The arguments of the child, on its command line; none of them is secret.
 
     Attributes:
-        sandbox: Rules that it runs under.
         starter: Process id of the process that waits for it.
         report_fd: File descriptor for the report.
     """

@@ -21,11 +21,7 @@ _OWN_PLACE = str(Path(__file__).resolve().parents[3])
 
 
 class IsolatedProcess(Closeable):
-    """A program that runs in a sandbox.
-
-    Attributes:
-        pid: Its process id, as the starter sees it.
-    """
+    """A program that runs in a sandbox."""
 
     def __init__(self, outer: "subprocess.Popen[bytes]", report: IsolationReport, pid: int) -> None:
         self._outer, self.report, self.pid = outer, report, pid

@@ -43,11 +43,7 @@ def load_library() -> Any:
 
 
 def refuse_system_calls(seccomp: Any) -> MeasureFinding:
-    """Refuse them to this process and its children, for good.
-
-    Args:
-        seccomp: The library from `load_library`.
-    """
+    """Refuse them to this process and its children, for good."""
     if seccomp is None:
         return MeasureFinding(
             Measure.SYSTEM_CALLS,

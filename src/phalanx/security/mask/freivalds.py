@@ -48,11 +48,7 @@ class ProductCheck:
         self._spent = False
 
     def require_product(self, left: Ring, product: Ring, where: str) -> None:
-        """As `ProductChecker` says.
-
-        Raises:
-            WrongProductError: It is not, or this check has refused before.
-        """
+        """As `ProductChecker` says."""
         if self._spent:
             raise WrongProductError(f"{where}: its check has refused before and proves nothing now; make a new one")
         if not np.array_equal(self._vectors.left_multiply(product), self._images.left_multiply(left)):

@@ -27,9 +27,6 @@ class Int8Matrix:
     Args:
         values: Elements of the ring, in a form that `ring_matrix` takes.
         device: Torch's name of the device, such as ``cuda``.
-
-    Raises:
-        ValueError: No such integers, or an inner dimension above `MAX_INNER`.
     """
 
     def __init__(self, values: ArrayLike, device: str) -> None:

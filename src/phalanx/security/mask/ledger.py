@@ -109,7 +109,6 @@ class PadLedger:
         Raises:
             PadError: The next range could not be written down; the hardware counter was raised by another process, or
                 failed; or this process was forked from the process that opened the ledger.
-            RollbackError: The hardware counter cannot be read or moved.
 
         Guarantees:
             No two tickets lead to the same key and number. Safe to use from several threads.
@@ -154,11 +153,7 @@ class PadLedger:
 
 
 def begin_ledger(store: LedgerStore, master: bytes, run: str, counter: MonotonicCounter | None = None) -> None:
-    """Write the first record, once for each master key.
-
-    Raises:
-        PadError: There is a ledger already, or it cannot be written.
-    """
+    """Write the first record, once for each master key."""
     if store.read_record() is not None:
         raise PadError("pad ledger: exists already; open it, or name a new file")
     record = LedgerRecord(epoch=0, reserved=0, counter=0 if counter is None else counter.read_count())
@@ -166,11 +161,7 @@ def begin_ledger(store: LedgerStore, master: bytes, run: str, counter: Monotonic
 
 
 def derive_pad_key(secret: bytes, salt: bytes, about: list[str | int]) -> bytes:
-    """Return 32 bytes made of a secret for one purpose, by HKDF-SHA256.
-
-    Raises:
-        PadError: The secret has another length than 32 bytes.
-    """
+    """Return 32 bytes made of a secret for one purpose, by HKDF-SHA256."""
     if len(secret) != _KEY_BYTES:
         raise PadError(f"pads: the master key has {len(secret)} bytes, expected {_KEY_BYTES}")
     info = in_domain("mask-key/1", canonical_json(about))

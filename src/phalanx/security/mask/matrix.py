@@ -31,9 +31,6 @@ def ring_matrix(values: ArrayLike, device: str = "cpu") -> RingMatrix:
     Args:
         values: ``[inner, columns]`` integers between -(p - 1) and p - 1.
         device: ``cpu`` for float64 products, anything else is torch's name of a device for products of 8-bit limbs.
-
-    Raises:
-        ValueError: No such integers, or an inner dimension for which no exact way is known.
     """
     if device == "cpu":
         return FloatMatrix(values)

@@ -38,11 +38,7 @@ class MaskedWorker:
         self._matrices[product] = ring_matrix(values, self._device)
 
     def answer_request(self, request: MaskedMessage) -> MaskedMessage:
-        """Multiply.
-
-        Raises:
-            FrameError: No such product is loaded, or the numbers are of another shape or type, or no elements of Z_p.
-        """
+        """Multiply."""
         matrix = self._matrices.get(request.product)
         if matrix is None:
             raise FrameError(f"{request.product}: is not loaded here; load it before it is asked for")
@@ -133,10 +129,6 @@ def masked_linear(
         rows: Most rows of one request.
         pads: Makes fresh pads for a product; also gives each check its secret vectors.
         bound: Bound of activations, as in `encode_rows`; gradients always have scales of their own rows.
-
-    Raises:
-        FixedPointError: The weights are no float32 matrix, or hold NaN or infinity.
-        PadError: No fresh pad can be made.
     """
 
     def one(direction: Direction, matrix: Reals, bound: float | None) -> MaskedProduct:

@@ -55,11 +55,7 @@ class PadSource(Protocol):
     """A source of pads."""
 
     def draw_pad(self, rows: int, columns: int) -> Pad:
-        """Make a pad.
-
-        Raises:
-            PadError: No fresh one can be made.
-        """
+        """Make a pad."""
         ...
 
 

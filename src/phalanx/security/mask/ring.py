@@ -32,11 +32,7 @@ _FEW = 4096
 
 
 class FloatMatrix:
-    """A matrix as limbs in float64: one where its columns are small enough, more where they are not.
-
-    Args:
-        values: Elements of the ring, in a form that `ring_matrix` takes.
-    """
+    """A matrix as limbs in float64: one where its columns are small enough, more where they are not."""
 
     def __init__(self, values: ArrayLike) -> None:
         integers = centred_integers(values)
@@ -101,11 +97,7 @@ def require_ring(values: Ring, shape: tuple[int | None, int]) -> None:
 
 
 def centred_integers(values: ArrayLike) -> NDArray[np.int64]:
-    """Return a matrix of integers as centred residues.
-
-    Raises:
-        ValueError: It is no matrix, holds no integers, or some that are p or more in absolute value.
-    """
+    """Return a matrix of integers as centred residues."""
     array = np.asarray(values)
     if array.ndim != 2 or array.dtype.kind not in "iu" or array.shape[0] == 0:
         raise ValueError(f"ring: got {array.dtype} {list(array.shape)}, expected a matrix of integers")

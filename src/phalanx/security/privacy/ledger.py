@@ -51,11 +51,7 @@ class PastCharges:
     count: int = 0
 
     def read_entry(self, kind: str, body: dict[str, Any]) -> None:
-        """Take one line, in the order of the log.
-
-        Raises:
-            AuditLogError: A charge is not the next one, or the terms of the run were written twice.
-        """
+        """Take one line, in the order of the log."""
         if kind == TERMS:
             if self.terms is not None:
                 raise AuditLogError("audit log: the privacy terms of the run stand there twice")

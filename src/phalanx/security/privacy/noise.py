@@ -56,11 +56,7 @@ class SecureStream:
 
 
 def gaussian_noise(stream: SecureStream, count: int, deviation: float) -> NDArray[np.float32]:
-    """Return values of normal noise in float32.
-
-    Args:
-        count: Number of values to draw.
-    """
+    """Return values of normal noise in float32."""
     out = np.empty(count, np.float32)
     for start in range(0, count, _CHUNK):
         part = out[start : start + _CHUNK]
@@ -129,8 +125,6 @@ def poisson_sample(key: bytes, number: int, rows: int, batch_size: int) -> NDArr
 
     Args:
         key: 32 secret bytes. Where an adversary knows them, it knows which step saw a row, and sampling hides nothing.
-        number: Number of the charge; each has a sample of its own.
-        rows: Number of rows in total.
         batch_size: Mean number of drawn rows, at most `rows`.
 
     Guarantees:
@@ -147,13 +141,6 @@ def sampling_key(directory: Path) -> bytes:
     """Return the key that decides the draws of all sessions, made where there is none.
 
     A key that was lost is made anew: charges so far stay charges, and later draws are as independent of them.
-
-    Args:
-        directory: One of its owner alone; made where there is none.
-
-    Raises:
-        CheckpointError: The file is damaged.
-        CertificateError: It cannot be made, or others may have read it.
     """
     path = directory / "sampling.key"
     if not path.exists():

@@ -66,11 +66,7 @@ class BlobSealer:
         self._key, self._counter = bytearray(key), counter
 
     def seal_blob(self, place: BlobPlace, data: Readable) -> bytearray:
-        """Encrypt a state; every blob before it is void from now on.
-
-        Raises:
-            RollbackError: The counter cannot be moved.
-        """
+        """Encrypt a state; every blob before it is void from now on."""
         self._check_open()
         view, salt = flat_view(data, f"blob {place.name}"), secrets.token_bytes(_SALT_BYTES)
         number = self._counter.increment()

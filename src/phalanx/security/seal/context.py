@@ -77,7 +77,6 @@ class Context:
     """The context of a channel: terms and one session under them.
 
     Attributes:
-        terms: Terms that both ends agreed on.
         session: 16 bytes that the client drew.
         encoded: All of it in one unambiguous way.
     """

@@ -128,11 +128,7 @@ class DirectionState(BoundToProcess):
 
 
 class DirectionEnd(Closeable):
-    """One of the two ends of a direction, with what sender and receiver have in common.
-
-    Args:
-        lane: Used by no other object.
-    """
+    """One of the two ends of a direction, with what sender and receiver have in common."""
 
     def __init__(self, lane: DirectionState) -> None:
         self._direction_state = lane

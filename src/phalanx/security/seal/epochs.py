@@ -23,11 +23,7 @@ class EpochSource(Protocol):
     """A source of epochs for one party."""
 
     def raise_epoch(self) -> int:
-        """Return an epoch that was never given before.
-
-        Raises:
-            RollbackError: That cannot be promised.
-        """
+        """Return an epoch that was never given before."""
         ...
 
 

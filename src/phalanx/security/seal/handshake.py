@@ -37,9 +37,6 @@ class HandshakeOffer(BoundToProcess):
     Args:
         terms: Terms of the client; `terms.client` is its name.
         epochs: Raised here, before anything else.
-
-    Attributes:
-        hello: The bytes for the server.
     """
 
     def __init__(self, terms: Terms, identity: Identity, epochs: EpochSource) -> None:
@@ -97,15 +94,10 @@ def answer_hello(
     Args:
         terms: Terms of the server; `terms.server` is its name.
         epochs: Raised once the hello was found good.
-        client: The party that must have signed the hello.
         after_epoch: Last epoch of the client that is refused, as in `HandshakeOffer.accept_reply`.
-
-    Returns:
-        The reply for the client, and the server's end.
 
     Raises:
         SealError: It is malformed or for other terms.
-        RollbackError: There is no fresh epoch.
     """
     _check_name(identity.name, terms.server)
     _check_name(client.name, terms.client)

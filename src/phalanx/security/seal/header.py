@@ -51,7 +51,6 @@ class FrameHeader(NamedTuple):
     """The claims of a frame's header.
 
     Attributes:
-        direction: Number of a `Direction`.
         session: 16 bytes.
         counter: Counter of the first chunk.
         chunk_bytes: Plain bytes of each chunk but the last.

@@ -66,8 +66,6 @@ class PermittedRelease:
 
     Attributes:
         number: Number of the release, from 1.
-        num_clients: Number of contributing clients; their names stay inside.
-        noise_std: Standard deviation of the added noise.
         policy_digest: SHA-256 of the policy.
     """
 
@@ -95,11 +93,7 @@ class ReleaseGate:
             self._restore_state(state)
 
     def note_contribution(self, client: str, num_examples: int) -> None:
-        """Note that a verified step used examples of a client.
-
-        Raises:
-            ReleaseRefusedError: That is no party name, or no positive number.
-        """
+        """Note that a verified step used examples of a client."""
         self._examples[_checked_name(client)] = self._examples.get(client, 0) + _check_positive(num_examples)
 
     def permit_release(self, update: ReleaseRequest) -> PermittedRelease:

@@ -20,9 +20,6 @@ class Sender(DirectionEnd):
     A frame that is lost on the way is sent again as the same bytes; sealing its tensor again makes another frame, which
     the receiver refuses as out of order.
 
-    Args:
-        lane: Used by no other object.
-
     Guarantees:
         Takes a counter before it encrypts with it and never gives it back: whatever fails in between closes the
         sender. Refuses to work in a forked process. Safe to use from several threads; frames must be sent in the order
@@ -84,9 +81,6 @@ class Sender(DirectionEnd):
 
 class Receiver(DirectionEnd):
     """A receiver that opens the frames of one direction, each once, in the order in which they were sealed.
-
-    Args:
-        lane: Used by no other object.
 
     Guarantees:
         A refused frame changes nothing: the due frame is still accepted afterwards. Nothing of a refused frame is left

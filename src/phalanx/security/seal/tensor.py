@@ -39,7 +39,6 @@ class TensorKind:
         name: Such as ``cut`` or ``layers.5.lora_a``; 1 to 200 plain ASCII characters.
         dtype: A key of `ITEM_BYTES`.
         shape: Sizes; empty for a scalar.
-        encoded: All of it in one unambiguous way.
     """
 
     purpose: Purpose

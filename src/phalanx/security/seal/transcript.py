@@ -20,11 +20,7 @@ _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 
 @dataclass(frozen=True)
 class ChainHead:
-    """The head of a chain.
-
-    Attributes:
-        digest: Over all of them, in order.
-    """
+    """The head of a chain."""
 
     num_frames: int
     digest: str
@@ -45,11 +41,7 @@ def first_head(context: Context, direction: Direction, epoch: int) -> ChainHead:
 
 @dataclass(frozen=True)
 class TranscriptStatement:
-    """One side's signed statement about all frames of a channel.
-
-    Attributes:
-        party: The party that states it.
-    """
+    """One side's signed statement about all frames of a channel."""
 
     party: str
     run: str
@@ -59,11 +51,7 @@ class TranscriptStatement:
 
 
 class Transcript:
-    """The transcript of one end of a channel.
-
-    Args:
-        channel: The channel; each pair of epochs has a transcript of its own.
-    """
+    """The transcript of one end of a channel."""
 
     def __init__(self, channel: Channel, identity: Identity) -> None:
         self._context, self._identity = channel.context, identity
@@ -105,12 +93,7 @@ class Transcript:
 
 
 def read_statement(data: bytes, peer: Peer) -> TranscriptStatement:
-    """Parse a statement and check its signature.
-
-    Raises:
-        TranscriptError: It is malformed, or of another party.
-        SignatureError: The peer did not sign it.
-    """
+    """Parse a statement and check its signature."""
     try:
         body, signature = _split_signed(parse_canonical(data))
         statement = _read_statement(body)

@@ -59,7 +59,6 @@ def appraise_evidence(evidence: Evidence, policy: Policy, expected: Expected, no
     Args:
         evidence: Received evidence; nothing in it is believed before its signature holds.
         expected: Values that the verifier chose and knows: nonce, TLS key, run, role.
-        now: The verifier's clock, with a time zone.
 
     Raises:
         RefusedEvidenceError: Anything at all is not as it must be; `reason` says what.

@@ -49,10 +49,6 @@ def open_attester(
         endorsements: Named documents that are sent with the evidence.
         tpm: Address of the TPM, for ``tpm``.
         pcrs: PCRs that a TPM quotes.
-        root: Root of the file system, where devices and pseudo-files are looked up.
-
-    Raises:
-        TpmError: The TPM cannot be reached.
     """
     match kind:
         case "snp" | "tdx":

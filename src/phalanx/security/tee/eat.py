@@ -48,9 +48,7 @@ class Token:
     """The claims of a valid token.
 
     Attributes:
-        issuer: Party name of the verifier.
         measurements: Measurements in hex, by name.
-        binding: Nonce, TLS key, run and role.
         policy_digest: Digest of the policy that the evidence passed.
     """
 
@@ -69,7 +67,6 @@ def issue_token(
 
     Args:
         result: Bound to a TLS key.
-        verifier: Signs, with its message key.
         lifetime: Cut to ten minutes, and to the end of the first certificate or collateral.
 
     Raises:
@@ -109,11 +106,6 @@ def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -
     Args:
         token: Token from `issue_token`.
         verifier: The one verifier that is trusted.
-        expected: Nonce, TLS key, run and role that the relying party deals with.
-        now: Time of the relying party.
-
-    Raises:
-        RefusedEvidenceError: Malformed, another's, expired, or about another nonce, key, run or role.
     """
     if len(token) > MAX_TOKEN_BYTES:
         raise malformed_error(_WHERE, f"{len(token)} bytes, allowed {MAX_TOKEN_BYTES}")

@@ -14,10 +14,8 @@ class KeyRelease:
     """One key in the hands of a relying party that trusts one verifier.
 
     Args:
-        verifier: The verifier that signs the tokens.
         run: Digest of the run's config that the key is for.
         role: Required role of the attester in the run.
-        kinds: Kinds of evidence that are good enough; simulated evidence only where it is named.
 
     Guarantees:
         Every nonce gets the key at most once. A token for another key, run, role or nonce gets nothing.

@@ -43,11 +43,7 @@ class ExpectedConfig(StrictModel):
     report_data: str | None = None
 
     def build_expected(self) -> Expected:
-        """Build the expected values for a comparison with the evidence.
-
-        Raises:
-            ConfigError: Both forms or neither, or no hex of the right length.
-        """
+        """Build the expected values for a comparison with the evidence."""
         bound = (self.nonce, self.tls_key, self.run)
         try:
             if self.report_data is not None and bound == (None, None, None):
@@ -142,21 +138,13 @@ def _read_packaged(names: tuple[str, ...]) -> tuple[Certificate, ...]:
 
 
 def load_policy(path: Path) -> tuple[Policy, PolicyConfig]:
-    """Read a policy file and the files that it names, which are relative to it.
-
-    Raises:
-        ConfigError: The file or one that it names is missing or malformed.
-    """
+    """Read a policy file and the files that it names, which are relative to it."""
     config = load_config(path, PolicyConfig)
     return build_policy(config, path.parent), config
 
 
 def build_policy(config: PolicyConfig, directory: Path) -> Policy:
-    """Build a policy from its config; file names are relative to the directory.
-
-    Raises:
-        ConfigError: A file is missing or malformed.
-    """
+    """Build a policy from its config; file names are relative to the directory."""
     references: dict[str, Reference] = {kind: getattr(config, kind.replace("-", "_")) for kind in config.evidence_kinds}
     return Policy(
         references=references,

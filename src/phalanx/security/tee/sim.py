@@ -27,11 +27,7 @@ class SimReference(Reference):
 
 
 class SimAttester:
-    """Attester of the simulation.
-
-    Args:
-        measurement: Claimed measurement of the program.
-    """
+    """Attester of the simulation."""
 
     kind = "sim"
 
@@ -45,12 +41,7 @@ class SimAttester:
 
 
 def make_sim_evidence(identity: Identity, measurement: bytes, binding: Binding, *, debug: bool = False) -> Evidence:
-    """Make simulated evidence, signed by a key that any party could have.
-
-    Args:
-        measurement: Claimed measurement of the program.
-        debug: Whether it says that it is in debug mode.
-    """
+    """Make simulated evidence, signed by a key that any party could have."""
     body: dict[str, Any] = {
         "measurement": measurement.hex(),
         "report_data": binding.binding_digest().hex(),

@@ -55,7 +55,6 @@ class Publication:
 
     Attributes:
         has_quorum: Whether the policy is satisfied; a head without is published nevertheless.
-        num_files: Tiles and bundles that were written.
     """
 
     signed: SignedCheckpoint
@@ -75,7 +74,6 @@ def publish_head(
 
     Raises:
         AuditLogError: What was published in `directory` is no prefix of this history; nothing is signed then.
-        DiskError: The disk refuses.
     """
     checkpoint = LogCheckpoint(signer.name, history.tree.head_at(len(history.tree)))
     for memory in (_SIGNED, CHECKPOINT):

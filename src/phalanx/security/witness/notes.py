@@ -48,7 +48,6 @@ class NoteKey:
     """A public key under a name, for one type of signature.
 
     Attributes:
-        name: Name in the signature line; that of a log is its origin.
         public_key: Raw bytes, 32 of Ed25519 or 1312 of ML-DSA-44.
     """
 
@@ -70,11 +69,7 @@ class NoteKey:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read a verifier key, ``NAME+ID+KEY``.
-
-        Raises:
-            AuditLogError: It is malformed, or of a type that is not understood.
-        """
+        """Read a verifier key, ``NAME+ID+KEY``."""
         name, _, rest = text.partition("+")
         written_id, _, encoded = rest.partition("+")
         raw = decode_base64(encoded, f"verifier key of {name[:80]!r}")
@@ -91,11 +86,7 @@ class NoteKey:
         return f"{self.name}+{self.key_id.hex()}+{_base64(bytes([self.kind]) + self.public_key)}"
 
     def verify_checkpoint(self, checkpoint: "LogCheckpoint", signature: bytes) -> int:
-        """Check one signature and return its time, seconds since 1970; 0 for a kind that has none.
-
-        Raises:
-            SignatureError: It does not hold.
-        """
+        """Check one signature and return its time, seconds since 1970; 0 for a kind that has none."""
         if len(signature) != _SIGNATURE_BYTES[self.kind]:
             raise SignatureError(f"{self.name}: a signature of {len(signature)} bytes")
         if self.kind is SignatureKind.LOG_ED25519:
@@ -132,11 +123,7 @@ class LogCheckpoint:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read the text of a note.
-
-        Raises:
-            AuditLogError: It is no checkpoint.
-        """
+        """Read the text of a note."""
         origin, *rest = text.removesuffix("\n").split("\n")
         if len(rest) < 2 or not origin or not all(rest):
             raise AuditLogError("checkpoint: expected an origin, a size and a root, a line each")
@@ -162,11 +149,7 @@ class NoteSignature:
 
     @classmethod
     def from_line(cls, line: str) -> Self:
-        """Read a line without its newline.
-
-        Raises:
-            AuditLogError: It is no signature line.
-        """
+        """Read a line without its newline."""
         mark, *rest = line.split(" ")
         if mark != "—" or len(rest) != 2:
             raise AuditLogError("note: expected a signature line")
@@ -185,11 +168,7 @@ class SignedCheckpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a note.
-
-        Raises:
-            AuditLogError: It is malformed or too large.
-        """
+        """Read a note."""
         if len(data) > MAX_NOTE_BYTES:
             raise AuditLogError(f"note: {len(data)} bytes, at most {MAX_NOTE_BYTES} are read")
         try:
@@ -299,22 +278,14 @@ def check_key_name(name: str) -> str:
 
 
 def parse_decimal(text: str, where: str) -> int:
-    """Read a number without leading zeroes, at most 2^63 - 1.
-
-    Raises:
-        AuditLogError: It is anything else.
-    """
+    """Read a number without leading zeroes, at most 2^63 - 1."""
     if _DECIMAL.fullmatch(text) is None or int(text) > MAX_SIZE:
         raise AuditLogError(f"{where}: {text[:40]!r} is no number without leading zeroes")
     return int(text)
 
 
 def decode_base64(text: str, where: str) -> bytes:
-    """Read base64 in its one form.
-
-    Raises:
-        AuditLogError: It is anything else.
-    """
+    """Read base64 in its one form."""
     try:
         raw = base64.b64decode(text.encode("ascii"), validate=True)
     except (ValueError, binascii.Error) as exc:
@@ -325,11 +296,7 @@ def decode_base64(text: str, where: str) -> bytes:
 
 
 def decode_hash(text: str, where: str) -> bytes:
-    """Read a hash of 32 bytes in base64.
-
-    Raises:
-        AuditLogError: It is anything else.
-    """
+    """Read a hash of 32 bytes in base64."""
     raw = decode_base64(text, where)
     if len(raw) != HASH_BYTES:
         raise AuditLogError(f"{where}: has {len(raw)} bytes, expected {HASH_BYTES}")

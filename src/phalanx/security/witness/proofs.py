@@ -31,11 +31,7 @@ MAX_PROOF_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class LineProof:
-    """A line of an audit log with its place under a signed head.
-
-    Attributes:
-        line: The line itself, without its newline; it is what the entry is the digest of.
-    """
+    """A line of an audit log with its place under a signed head."""
 
     line: bytes
     index: int
@@ -44,11 +40,7 @@ class LineProof:
 
     @classmethod
     def from_history(cls, history: HistoryCopy, signed: SignedCheckpoint, index: int, line: bytes) -> Self:
-        """Prove one line.
-
-        Raises:
-            AuditLogError: The head does not reach it, or the line is another one.
-        """
+        """Prove one line."""
         if not 0 <= index < signed.checkpoint.head.size:
             raise AuditLogError(f"line {index + 1}: the head has {signed.checkpoint.head.size}")
         proof = cls(line, index, tuple(history.tree.prove_inclusion(index, signed.checkpoint.head.size)), signed)
@@ -57,11 +49,7 @@ class LineProof:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a proof file; nothing is checked but its form.
-
-        Raises:
-            AuditLogError: It is malformed.
-        """
+        """Read a proof file; nothing is checked but its form."""
         head, gap, note = data[:MAX_PROOF_BYTES].partition(b"\n\n")
         try:
             first, extra, index, *hashes = head.decode("ascii").split("\n")
@@ -82,11 +70,7 @@ class LineProof:
         return "\n".join(lines).encode() + self.signed.to_bytes()
 
     def check_place(self) -> None:
-        """Return when the line is at its place under the head; whose head it is remains to be judged by a policy.
-
-        Raises:
-            AuditLogError: It is not there.
-        """
+        """Return when the line is at its place under the head; whose head it is remains to be judged by a policy."""
         entry = bytes.fromhex(digest_hex(self.line))
         check_inclusion(hash_leaf(entry), self.index, self.signed.checkpoint.head, self.path)
 
@@ -124,11 +108,7 @@ class ForkProof(StrictModel):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a proof.
-
-        Raises:
-            AuditLogError: It is malformed.
-        """
+        """Read a proof."""
         try:
             return cls.model_validate_json(data[: 4 * MAX_NOTE_BYTES])
         except ValidationError as exc:
@@ -140,11 +120,7 @@ class ForkProof(StrictModel):
         return canonical_json(fields) + b"\n"
 
     def judge_signers(self, keys: Sequence[NoteKey]) -> list[Contradiction]:
-        """Name every key that signed both heads although they contradict each other; empty where nobody did.
-
-        Raises:
-            AuditLogError, SignatureError: The proof is malformed, or a signature false.
-        """
+        """Name every key that signed both heads although they contradict each other; empty where nobody did."""
         first, second = (SignedCheckpoint.from_bytes(text.encode()) for text in self.checkpoints)
         if first.checkpoint.origin != second.checkpoint.origin:
             raise AuditLogError("fork proof: its heads are of two logs")

@@ -57,20 +57,12 @@ class HistoryCopy:
 
     @classmethod
     def from_events(cls, path: Path, signer: Peer, run: str | None) -> "HistoryCopy":
-        """Read the whole lines of an audit log, each checked; a line that is being written is left for later.
-
-        Raises:
-            AuditLogError: A line is broken, or the log cannot be read.
-        """
+        """Read the whole lines of an audit log, each checked; a line that is being written is left for later."""
         return cls(bytes.fromhex(entry.head.digest) for entry in read_complete_entries(path, signer, run))
 
 
 def read_complete_entries(path: Path, signer: Peer, run: str | None) -> Iterator[LogEntry]:
-    """Yield the checked lines of a log that its owner may be writing to.
-
-    Raises:
-        AuditLogError: A line is broken, or the log cannot be read.
-    """
+    """Yield the checked lines of a log that its owner may be writing to."""
     try:
         with path.open("rb") as file:
             # what is signed must outlive this machine's crash
@@ -93,7 +85,6 @@ def write_tiles(directory: Path, history: HistoryCopy, size: int) -> int:
 
     Raises:
         AuditLogError: A file is there with other bytes: another history was published here.
-        DiskError: The disk refuses.
     """
     written = 0
     try:
@@ -119,11 +110,7 @@ def _write_once(path: Path, data: bytes) -> bool:
 
 
 def replace_synced(path: Path, data: bytes) -> None:
-    """Write a file, force it and its name to disk, and put it in the place of an older one.
-
-    Raises:
-        OSError: The disk refuses.
-    """
+    """Write a file, force it and its name to disk, and put it in the place of an older one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.new")
     with temporary.open("wb") as file:
@@ -143,9 +130,6 @@ def fetch_bytes(location: str, name: str, max_bytes: int) -> bytes:
 
     Args:
         location: Directory, or ``http://`` or ``https://`` prefix; a redirect is not followed.
-
-    Raises:
-        AuditLogError: It is not there, or longer than allowed.
     """
     try:
         if location.startswith(("http://", "https://")):
@@ -204,11 +188,7 @@ def _end_exchange(connection: socket.socket, is_late: threading.Event) -> None:
 
 
 def read_checkpoint(location: str) -> SignedCheckpoint:
-    """Read the newest head of a published log, or a file that holds one; no signature is checked.
-
-    Raises:
-        AuditLogError: It is not there or malformed.
-    """
+    """Read the newest head of a published log, or a file that holds one; no signature is checked."""
     path = Path(location)
     if not location.startswith(("http://", "https://")) and path.is_file():
         return SignedCheckpoint.from_bytes(fetch_bytes(str(path.parent), path.name, MAX_NOTE_BYTES))
@@ -216,11 +196,7 @@ def read_checkpoint(location: str) -> SignedCheckpoint:
 
 
 def read_history(location: str, signed: SignedCheckpoint) -> HistoryCopy:
-    """Read all entries under a head of a published log.
-
-    Raises:
-        AuditLogError: Something is missing, or the entries are not those under the head's root.
-    """
+    """Read all entries under a head of a published log."""
     head = signed.checkpoint.head
     if head.size > _MAX_ENTRIES:
         raise AuditLogError(f"{location}: {head.size} entries, at most {_MAX_ENTRIES} are read")
@@ -249,7 +225,6 @@ def mirror_history(location: str, directory: Path, keys: Sequence[NoteKey]) -> t
 
     Raises:
         AuditLogError: It is not signed by one of the keys, incomplete, or does not continue the copy in `directory`.
-        SignatureError: A signature in the name of one of the keys is false.
     """
     signed = read_checkpoint(location)
     if not any(key.name == signed.checkpoint.origin for key in signed.check_signatures(keys)):

@@ -18,11 +18,7 @@ _NONE = "none"
 
 @dataclass(frozen=True)
 class PolicyParty:
-    """A log or a witness of a policy.
-
-    Attributes:
-        url: Prefix of its addresses; empty for one that is not asked.
-    """
+    """A log or a witness of a policy."""
 
     name: str
     key: NoteKey
@@ -51,11 +47,7 @@ class QuorumStatus:
 
 
 class WitnessPolicy:
-    """A parsed policy file.
-
-    Raises:
-        AuditLogError: It is malformed; the message names the line.
-    """
+    """A parsed policy file."""
 
     def __init__(self, text: str, where: str = "policy") -> None:
         self.logs: list[PolicyParty] = []
@@ -76,11 +68,7 @@ class WitnessPolicy:
 
     @classmethod
     def from_file(cls, path: Path) -> "WitnessPolicy":
-        """Read a policy file.
-
-        Raises:
-            AuditLogError: It cannot be read, or is malformed.
-        """
+        """Read a policy file."""
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_POLICY_BYTES + 1)
@@ -103,7 +91,6 @@ class WitnessPolicy:
 
         Raises:
             AuditLogError: No log of the policy signed it under its own name.
-            SignatureError: A signature in the name of a trusted key is false.
         """
         times = signed.check_signatures(self.keys)
         origin = signed.checkpoint.origin
@@ -118,9 +105,6 @@ class WitnessPolicy:
 
         Args:
             both_kinds: The log must have signed by Ed25519 and by ML-DSA-44, and only ML-DSA-44 of witnesses counts.
-
-        Raises:
-            AuditLogError, SignatureError: As `judge_checkpoint`, or there are too few.
         """
         status = self.judge_checkpoint(signed)
         if both_kinds:

@@ -51,9 +51,6 @@ def make_witness(home: Path, name: str, party: str = "witness") -> CheckpointSig
 
     Args:
         name: Name in its signature lines; a host and a path are usual, such as ``example.org/alice``.
-
-    Raises:
-        CertificateError: There are keys already, or others can enter the directory.
     """
     check_key_name(name)
     identity = make_signer(home, home / "signer.json", party)
@@ -186,11 +183,7 @@ class Witness(Closeable):
 
 
 def add_log(home: Path, keys: list[NoteKey]) -> Path:
-    """Have a witness cosign a log, from its next request on.
-
-    Raises:
-        AuditLogError: The keys are of several logs.
-    """
+    """Have a witness cosign a log, from its next request on."""
     names = {key.name for key in keys}
     if len(names) != 1:
         raise AuditLogError(f"{len(names)} logs at once; give the keys of one")
@@ -201,11 +194,7 @@ def add_log(home: Path, keys: list[NoteKey]) -> Path:
 
 
 def read_log_keys(home: Path) -> list[NoteKey]:
-    """Return the keys of all logs that a witness cosigns.
-
-    Raises:
-        AuditLogError: A file of them is malformed.
-    """
+    """Return the keys of all logs that a witness cosigns."""
     files = sorted((home / "logs").glob("*.vkey"))
     return [NoteKey.from_text(line) for file in files for line in file.read_text(encoding="utf-8").split("\n") if line]
 

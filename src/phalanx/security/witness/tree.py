@@ -108,9 +108,6 @@ class HashTree:
 def check_inclusion(entry_hash: bytes, index: int, head: TreeHead, path: Sequence[bytes]) -> None:
     """Return when a leaf is at this place of the tree with this head.
 
-    Raises:
-        AuditLogError: It is not, or the proof is malformed.
-
     Source: RFC 9162, section 2.1.3.2.
     """
     place, last, digest = index, head.size - 1, entry_hash
@@ -132,9 +129,6 @@ def check_inclusion(entry_hash: bytes, index: int, head: TreeHead, path: Sequenc
 
 def check_consistency(old: TreeHead, new: TreeHead, path: Sequence[bytes]) -> None:
     """Return when the tree of the old head is a prefix of that of the new one.
-
-    Raises:
-        AuditLogError: It is not, or the proof is malformed.
 
     Source: RFC 9162, section 2.1.4.2.
     """

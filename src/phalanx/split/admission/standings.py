@@ -141,11 +141,7 @@ class ClientStandings:
         ).model_dump(mode="json")
 
     def restore_standings(self, books: object) -> None:
-        """Load metadata.
-
-        Raises:
-            CheckpointError: They are of another run, or of one without this section.
-        """
+        """Load metadata."""
         try:
             state = _StandingsState.model_validate(books, strict=False)
         except ValidationError as exc:

@@ -29,11 +29,7 @@ class PackedFrame(bytearray):
 
 
 def post_message(endpoint: Endpoint, receiver: str, message: SplitMessage, frame: PackedFrame) -> None:
-    """Send a message with a frame.
-
-    Raises:
-        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send_frame`.
-    """
+    """Send a message with a frame."""
     body, payload = message.model_dump(mode="json"), memoryview(frame)
     if frame.digest:
         endpoint.send_hashed(receiver, message.kind, body, payload, frame.digest)

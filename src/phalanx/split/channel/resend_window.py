@@ -17,9 +17,6 @@ class ReceiveWindow:
 
     After a refusal the client sends everything again from the refused frame on, the same bytes, as a new attempt. What
     was on its way before it heard of that is of an earlier attempt, and is dropped.
-
-    Args:
-        most: Largest number of waiting frames.
     """
 
     def __init__(self, client: str, most: int) -> None:

@@ -38,11 +38,7 @@ MakeEvidence = Callable[[Binding], bytes]
 
 
 class EnclaveHandshake:
-    """The enclave's side of the handshake.
-
-    Args:
-        appraiser: Appraiser of clients that must bring evidence; None where none must.
-    """
+    """The enclave's side of the handshake."""
 
     def __init__(
         self,
@@ -103,9 +99,6 @@ class ClientHandshake:
     Args:
         policy: Reads the policy that is accepted now.
         make_evidence: Gives this client's own; None where it has none to give.
-
-    Attributes:
-        result: Result of the latest appraisal; None before the first one.
     """
 
     def __init__(
@@ -130,11 +123,7 @@ class ClientHandshake:
         return nonce
 
     def appraise_enclave(self, evidence: bytes) -> AppraisalResult:
-        """Appraise the evidence for the nonce that was drawn last, which is used up.
-
-        Raises:
-            RefusedEvidenceError: It does not pass; `reason` says why.
-        """
+        """Appraise the evidence for the nonce that was drawn last, which is used up."""
         if self._asked is None:
             raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_NONCE, "unexpected evidence")
         (verifier, nonce), self._asked = self._asked, None
@@ -144,11 +133,7 @@ class ClientHandshake:
         return self.result
 
     def client_evidence(self, nonce: bytes) -> bytes:
-        """Return this client's evidence for the enclave's nonce, after `judge`.
-
-        Raises:
-            RefusedEvidenceError: The enclave was not appraised, or this client has no evidence to give.
-        """
+        """Return this client's evidence for the enclave's nonce, after `judge`."""
         if self.result is None:
             raise RefusedEvidenceError(
                 RefusedEvidenceReason.WRONG_NONCE, "the enclave was not appraised, so it is given no evidence"
@@ -166,9 +151,6 @@ class ClientHandshake:
 
         Args:
             evidence: The client's evidence from `prove`; empty where the enclave has asked for none.
-
-        Raises:
-            RefusedEvidenceError: Nothing was appraised, or its certificates have ended.
         """
         if self.result is None:
             raise RefusedEvidenceError(
@@ -180,11 +162,7 @@ class ClientHandshake:
         return token, self._offer.hello
 
     def accept_reply(self, reply: bytes) -> SealedLink:
-        """Return this side's link.
-
-        Raises:
-            SealError: The reply answers another hello, or is about something else.
-        """
+        """Return this side's link."""
         if self._offer is None:
             raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_NONCE, "a reply came to no hello")
         offer, self._offer = self._offer, None

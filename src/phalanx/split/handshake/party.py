@@ -14,14 +14,7 @@ from phalanx.split.handshake.meeting import ClientHandshake
 
 
 class EnclavePeer:
-    """A client, or the owner.
-
-    Args:
-        handshake: Appraises the enclave; None in a plaintext split, which has no appraisal.
-
-    Attributes:
-        meeting_s: CPU seconds spent on appraisals, tokens and keys.
-    """
+    """A client, or the owner."""
 
     def __init__(
         self,

@@ -29,11 +29,7 @@ def measure_code() -> bytes:
 
 
 def policy_of(split: SplitConfig) -> Policy:
-    """Return the policy that a client accepts: the run's policy file, read now, or this release's own code.
-
-    Raises:
-        ConfigError: The policy file is missing or malformed, or the tier needs one and there is none.
-    """
+    """Return the policy that a client accepts: the run's policy file, read now, or this release's own code."""
     if split.policy is not None:
         return load_policy(Path(split.policy))[0]
     if split.tier == "tpm":

@@ -72,9 +72,6 @@ def open_tpm_tier(directory: Path, address: str) -> TpmMeans:
 
     Args:
         directory: The enclave's own; gets one sealed file.
-
-    Raises:
-        TpmError: The TPM is not there, or the machine is in another state than at the first start.
     """
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(open_tpm(address))
@@ -120,11 +117,7 @@ def describe_protection(split: SplitConfig) -> str:
 
 
 def open_tier(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
-    """Open what an enclave has at its tier, and make it at the first start.
-
-    Raises:
-        TpmError: The TPM is not there, or has another state than when the enclave was first started.
-    """
+    """Open what an enclave has at its tier, and make it at the first start."""
     make_private_directory(directory)
     return _OPENERS[split.tier](split, directory, identity)
 

@@ -32,11 +32,7 @@ class AnswerSorter:
         self._thread.start()
 
     def expect_answers(self, worker: str, requests: Sequence[MaskedMessage]) -> None:
-        """Say, before they are sent, which requests will be answered.
-
-        Raises:
-            TransportError, VerificationError: What ended the link to this worker.
-        """
+        """Say, before they are sent, which requests will be answered."""
         with self._changed:
             self._check_worker(worker)
             self._expected[worker].update(_answer_key(request) for request in requests)
@@ -48,7 +44,6 @@ class AnswerSorter:
 
         Raises:
             PeerLostError: They did not come within the time, or the worker's process has ended.
-            TransportError, VerificationError: What ended the link to this worker.
         """
         keys = [_answer_key(request) for request in requests]
         deadline = time.monotonic() + timeout_s

@@ -21,9 +21,6 @@ class PadFiller:
 
     The products of matrices leave Python's lock alone, so this runs while a step waits for its worker, and takes
     nothing from it but the processor. With a second worker the thread only draws pads and waits for answers.
-
-    Args:
-        reserve: Pads to have ready for each product.
     """
 
     def __init__(self, offload: MaskingClient, reserve: int) -> None:

@@ -26,10 +26,6 @@ class MaskedLinear(nn.Module):
     Args:
         layer: The layer that it replaces.
 
-    Raises:
-        ModelError: It is no linear layer, its weight is trained, or still on the meta device.
-        FixedPointError: A weight is NaN or infinite.
-
     Guarantees:
         Each call, each backward pass and each recomputation is masked anew. Nothing is saved for the backward pass. The
         output depends on the input alone, bit for bit, whatever the pads were.
@@ -46,12 +42,7 @@ class MaskedLinear(nn.Module):
         offload.add_layer(name, weight.float().contiguous().numpy())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute ``x @ W + bias``, ``[..., out_features]`` for ``[..., in_features]``, in the dtype of `x`.
-
-        Raises:
-            FixedPointError: A number of `x`, or of the gradient, is NaN, infinite or beyond the client's bound.
-            TransportError: A worker is gone, silent, or answers with nonsense.
-        """
+        """Compute ``x @ W + bias``, ``[..., out_features]`` for ``[..., in_features]``, in the dtype of `x`."""
         if x.shape[-1] != self.in_features:
             raise ModelError(f"{self._forward.layer}: got {x.shape[-1]} features, expected {self.in_features}")
         y: Tensor = _MaskedProduct.apply(x, self._offload, self._forward, self._backward)  # type: ignore[no-untyped-call]
@@ -74,13 +65,8 @@ def mask_linears(module: nn.Module, offload: OffloadClient, names: Sequence[str]
         names: Names of layers to replace, without the ``base_layer`` of adapters; all that can be replaced when left
             out.
 
-    Returns:
-        The names of the layers that were replaced, in the module's order.
-
     Raises:
         ModelError: A named layer is missing, not linear, or trained; or nothing can be replaced.
-        FixedPointError: A weight is NaN or infinite.
-        ConfigError: The client has a layer of such a name already.
     """
     places_by_name = dict(_layer_places(module))
     if names is None:

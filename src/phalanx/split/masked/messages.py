@@ -126,11 +126,7 @@ _Body = TypeVar("_Body", bound=StrictModel)
 def send_unreceipted(
     endpoint: Endpoint, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[memoryview] = ()
 ) -> None:
-    """Send a frame and forget old receipts: masked products are disputed by their check, not by signatures.
-
-    Raises:
-        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send_frame`.
-    """
+    """Send a frame and forget old receipts: masked products are disputed by their check, not by signatures."""
     header = endpoint.send_frame(receiver, kind, body, payload)
     endpoint.receipts.forget_before(receiver, header.fields.sequence - _RECEIPTS_KEPT)
 

@@ -56,9 +56,6 @@ class MaskingClient:
         config: Number and rows of pads, and the behaviour when none is ready.
         second: Makes the pads' products; left out, they are made here.
 
-    Raises:
-        ConfigError: Both workers have one name, or `config` and `second` contradict each other.
-
     Guarantees:
         Every request, also one that activation checkpointing or a repeated step causes, gets a new pad. Nothing leaves
         without one. An answer is used only after its check, and its use does not depend on the pad: the same input
@@ -91,11 +88,7 @@ class MaskingClient:
         """Pads that were made while a layer waited for them."""
 
     def add_layer(self, layer: str, weight: Reals) -> None:
-        """As `OffloadClient` says.
-
-        Raises:
-            FixedPointError: The weights are no float32 matrix, or hold NaN or infinity.
-        """
+        """As `OffloadClient` says."""
         products = masked_linear(layer, weight, self._rows_per_request(weight), self._pads, self._config.bound)
         if products.forward.product in self._masked_products:
             raise ConfigError(f"{layer}: is at this client already; give each module a name of its own")
@@ -110,10 +103,8 @@ class MaskingClient:
         """As `OffloadClient` says.
 
         Raises:
-            FixedPointError: A number is not finite, a row is beyond the bound, or a result too large for float32.
             PadError: No pad is ready and none may, or can, be made now.
             WrongProductError: A worker lied; its name is in the message, and the product's check is spent.
-            TransportError: A worker is gone, silent, or answers with nonsense.
         """
         side = self._masked_product(product)
         columns = side.weight.values.shape[1]
@@ -126,11 +117,7 @@ class MaskingClient:
         return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
     def fill_pools(self, count: int) -> int:
-        """Make pads until every product has so many ready.
-
-        Raises:
-            TransportError: The second worker is gone, silent, or answers with nonsense.
-        """
+        """Make pads until every product has so many ready."""
         return sum(self._fill_pool(side, count) for side in tuple(self._masked_products.values()))
 
     def renew_check(self, product: ProductMessage) -> None:

@@ -61,11 +61,7 @@ class RemoteWorker:
             send_unreceipted(self._endpoint, self.name, LOAD, body, [payload])
 
     def multiply_masked(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
-        """As `WorkerPort` says.
-
-        Raises:
-            FrameError: A request is larger than a frame, or an answer is malformed.
-        """
+        """As `WorkerPort` says."""
         self._answers.expect_answers(self.name, requests)
         for request in requests:
             body, payload = write_masked(request)
@@ -210,11 +206,7 @@ def piped_workers(
 
 
 def serve_pipe(config: PipedWorkerConfig, end: socket.socket) -> None:
-    """Be a worker until the trusted side ends the session or is gone.
-
-    Raises:
-        CertificateError: This worker's own identity, or the trusted side's certificate, is unusable.
-    """
+    """Be a worker until the trusted side ends the session or is gone."""
     identity = load_identity(Path(config.identity))
     owner = peer_from_certificate(config.owner_certificate.encode("ascii"), identity.authority_pem, where="enclave")
     pipe = FramePipe(end, config.transport.max_frame_bytes)

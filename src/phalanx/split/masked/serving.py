@@ -47,11 +47,7 @@ def run_masked_worker(config: MaskedWorkerConfig, multiplier: Multiplier | None 
 
 
 class ProductService:
-    """A service that answers one trusted side's frames, in the order in which they come.
-
-    Args:
-        endpoint: This worker's; it knows no other party than the trusted side.
-    """
+    """A service that answers one trusted side's frames, in the order in which they come."""
 
     def __init__(self, endpoint: Endpoint, multiplier: Multiplier) -> None:
         self._endpoint, self._multiplier = endpoint, multiplier
@@ -59,11 +55,7 @@ class ProductService:
         self._filled: dict[ProductMessage, int] = {}
 
     def serve_link(self, link: OwnerLink) -> None:
-        """Serve until told to end.
-
-        Raises:
-            PeerLostError: The trusted side is gone, or serves another run by now.
-        """
+        """Serve until told to end."""
         for item in link.receive_frames():
             if item.kind == END:
                 return

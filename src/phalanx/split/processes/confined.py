@@ -37,11 +37,7 @@ class ConfinedEnclave:
         self._process: IsolatedProcess | None = None
 
     def start(self) -> None:
-        """Start it, and return once it is confined; its output goes to the starter's.
-
-        Raises:
-            IsolationError: The machine lacks a measure of the tier; nothing was run.
-        """
+        """Start it, and return once it is confined; its output goes to the starter's."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path, enclave_directory = self._directory / "enclave.toml", Path(self._config.directory)
         path.write_text(dump_toml(self._config), encoding="utf-8")
@@ -99,9 +95,6 @@ def confined_workers(
 
     Args:
         threads: Threads of tensor kernels in each worker.
-
-    Raises:
-        IsolationError: The machine lacks a measure of the tier; nothing was run.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

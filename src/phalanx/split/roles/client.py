@@ -65,11 +65,7 @@ class SplitClient:
         labels: Tensor,
         extras: Mapping[str, Tensor] = NO_EXTRAS,
     ) -> PackedMicrobatch:
-        """Run the front on ids ``[rows, seq]`` and make the frames of what leaves; send them in order, repeat at will.
-
-        Raises:
-            DataError: The extra rows are not those that the objective reads.
-        """
+        """Run the front on ids ``[rows, seq]`` and make the frames that leave; send them in order, repeat at will."""
         rows, kinds = ids.shape[0], self._kinds.microbatch_kinds(what, ids.shape[0])
         self._check_extras(what, extras)
         tensors = (self._front(ids), labels.contiguous(), *(extras[name].contiguous() for name in sorted(extras)))

@@ -18,11 +18,7 @@ from phalanx.transport import CpuMeter
 
 
 class HandshakeServer:
-    """The enclave's side of all handshakes of one session.
-
-    Raises:
-        ConfigError: A client's policy in the run file is unusable.
-    """
+    """The enclave's side of all handshakes of one session."""
 
     def __init__(
         self,
@@ -72,11 +68,7 @@ class HandshakeServer:
             return self._handshake.admit_client(party, token, bytes(payload[hello_at:]), evidence)
 
     def appraise_again(self, client: str, payload: memoryview) -> None:
-        """Appraise new evidence of a client.
-
-        Raises:
-            RefusedEvidenceError: It does not pass; nothing more of this client is taken.
-        """
+        """Appraise new evidence of a client."""
         with self._meter.measure_cpu_time("meeting"):
             self._appraiser.appraise_client(client, bytes(payload))
 

@@ -52,12 +52,7 @@ class EnclaveHost:
         self._place, self._make_config, self._say = place, make_config, say
 
     def serve_sessions(self) -> None:
-        """Serve until the owner ends the run; a session that breaks off is followed by another one.
-
-        Raises:
-            IsolationError: The tier's sandbox cannot be had, or the confined enclave has failed.
-            PhalanxError: Model, tier or identity is unusable.
-        """
+        """Serve until the owner ends the run; a session that breaks off is followed by another one."""
         while True:
             try:
                 self._serve_session()

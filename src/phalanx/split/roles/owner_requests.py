@@ -14,11 +14,7 @@ class OwnerRequests:
         self._owner = owner
 
     def restore_state(self, step: int, blob: memoryview) -> None:
-        """Have the enclave go on from a sealed state.
-
-        Raises:
-            RollbackError: It is older than one that is known to be kept.
-        """
+        """Have the enclave go on from a sealed state."""
         self._owner.connection.request_answer(say.RestoreRequest(step=step), say.RestoreReply, (blob,))
 
     def request_state(self) -> tuple[int, int, memoryview]:

@@ -39,9 +39,6 @@ def serve_enclave(
         end: Its end of a pipe to all parties; without one it listens on the network.
         workers: The enclave's ends of pipes to masked workers; when left out, it starts the workers that it needs.
         open_trainer: Opens what trains; the whole back part in this process when left out.
-
-    Raises:
-        PhalanxError: The model, the tier or this party's own identity is unusable.
     """
     torch.set_num_threads(config.threads)
     torch.use_deterministic_algorithms(True)

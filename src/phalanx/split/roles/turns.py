@@ -63,11 +63,7 @@ class ClientTurns:
         return {name: self._ready[name].data for name in self._clients if name in self._ready}
 
     def note_ready(self, client: str, message: ask.ClientReady) -> None:
-        """Take a client's word that it is ready, once: the owner waits for word of all clients once as well.
-
-        Raises:
-            DataError: Its model or tokenizer is not that of the others.
-        """
+        """Take a client's word that it is ready, once: the owner waits for word of all clients once as well."""
         if client in self._ready:
             raise FrameError(f"{client}: already reported ready and cannot change it")
         if message.model != self._model:
@@ -237,11 +233,7 @@ class TurnTaker:
         self._party, self._end, self._texts, self._tell = party, end, texts, tell
 
     def take_turns(self) -> None:
-        """Take turns until the owner concludes.
-
-        Raises:
-            RefusedEvidenceError: The enclave is not trusted any more; nothing of the turn was sent.
-        """
+        """Take turns until the owner concludes."""
         while True:
             message, _ = self._party.connection.await_one_of((ask.ClientTurn, ask.Conclude))
             if not isinstance(message, ask.ClientTurn):

@@ -82,9 +82,6 @@ class AdmittingTrainer:
     def step(self) -> float:
         """Take one step with the aggregate of the admitted clients' gradients.
 
-        Returns:
-            The norm of that, before clipping.
-
         Raises:
             FailedBatchError: No client's counts. Nothing was updated.
         """

@@ -14,11 +14,7 @@ from phalanx.objectives import OBJECTIVES, ExtraRows, pooled_logits
 
 
 class HeldOutScores(NamedTuple):
-    """The scores of held-out rows.
-
-    Attributes:
-        answers: The task's answer to each row; empty where it has none.
-    """
+    """The scores of held-out rows."""
 
     loss: float
     targets: int

@@ -81,9 +81,6 @@ def build_back(
     """Build the last layers and the head, with adapters; everything else in it is frozen.
 
     With `document_attention` it takes hidden states with the borders of documents behind them.
-
-    Raises:
-        ConfigError: The cut leaves a part without a layer.
     """
     _, back = cut_model(source.num_layers, cut)
     module = build_stage(

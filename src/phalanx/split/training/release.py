@@ -29,11 +29,7 @@ class ReleaseMaker:
         self._base = {name: tensor.detach().clone() for name, tensor in weights}
 
     def make_release(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[PermittedRelease, dict[str, Tensor]]:
-        """Return what may leave now.
-
-        Raises:
-            ReleaseRefusedError: It stays sealed; `reason` tells why, and nothing has changed.
-        """
+        """Return what may leave now."""
         if self._policy is None or self.gate is None:
             raise ReleaseRefusedError(
                 ReleaseRefusal.TOO_FEW_CLIENTS, "release: the run has no [split.release], so adapters stay sealed"
@@ -60,11 +56,7 @@ class ReleaseMaker:
         return {f"{_BASE}{name}": tensor for name, tensor in self._base.items()}, self.gate.release_counts()
 
     def restore_release(self, tensors: dict[str, Tensor], books: Mapping[str, object]) -> dict[str, Tensor]:
-        """Take over a state.
-
-        Returns:
-            The tensors that are not about releases.
-        """
+        """Take over a state."""
         base = {name.removeprefix(_BASE): tensor for name, tensor in tensors.items() if name.startswith(_BASE)}
         if self._policy is not None:
             if base.keys() != self._base.keys():

@@ -77,11 +77,7 @@ class SplitTrainer(Protocol):
         ...
 
     def check_metadata(self, books: Mapping[str, object]) -> None:
-        """Check the metadata of a state before it is loaded.
-
-        Raises:
-            RollbackError: What they speak of has been turned back since.
-        """
+        """Check the metadata of a state before it is loaded."""
         ...
 
 
@@ -163,14 +159,7 @@ class BackTrainer:
             self.back.train()
 
     def step(self) -> float:
-        """Take one step with the mean gradient over all targets since the last one.
-
-        Returns:
-            The gradient's norm, before clipping.
-
-        Raises:
-            FailedBatchError: It is not finite, or there was no target. Nothing was updated.
-        """
+        """Take one step with the mean gradient over all targets since the last one."""
         gradients, targets = self._named_gradients(), self.num_targets
         self.drop_microbatches()
         return self.apply_gradients(gradients, targets)

@@ -60,20 +60,12 @@ else:
 
 
 def open_sink(config: SinkConfig) -> Sink:
-    """Make a sink; it has not begun.
-
-    Raises:
-        ConfigError: It is the user's own and no sink, or was not loaded.
-    """
+    """Make a sink; it has not begun."""
     return resolve_kind(config.kind, SINKS, _own_line).open(config)
 
 
 def check_sinks(configs: Sequence[SinkConfig]) -> None:
-    """Refuse sinks that cannot be had on this machine; nothing is opened or sent.
-
-    Raises:
-        ConfigError: Names the section, and the missing extra or the missing part of the user's own code.
-    """
+    """Refuse sinks that cannot be had on this machine; nothing is opened or sent."""
     for number, config in enumerate(configs):
         try:
             resolve_kind(config.kind, SINKS, _own_line).check()

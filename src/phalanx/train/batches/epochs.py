@@ -27,7 +27,6 @@ def settle_steps(run: RunT, cache: Path) -> RunT:
 
     Raises:
         ConfigError: So many steps do not fit the rest of the run file.
-        ModelError: The model cannot be read; the count needs its tokenizer.
     """
     epochs = run.train.epochs
     if epochs is None:

@@ -23,9 +23,6 @@ class SuiteEvaluator:
 
     Their rows are the same at every step, so all of them are measured at once: the weights of each stage of a pipeline
     are fetched once an evaluation.
-
-    Raises:
-        DataError: A row of a suite is malformed, or longer than the run's sequences.
     """
 
     def __init__(self, run: RunConfig, tokenizer_path: Path, eos_id: int, home: Path) -> None:

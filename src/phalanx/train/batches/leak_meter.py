@@ -24,11 +24,7 @@ _STEP_OF_LENGTH = 8
 
 @dataclass(frozen=True)
 class LeakReading:
-    """One measurement.
-
-    Attributes:
-        figures: As `LeakLosses.read_leak` returns them.
-    """
+    """One measurement."""
 
     figures: dict[str, float]
     wall_s: float
@@ -59,11 +55,7 @@ class LeakMeter:
 
     @classmethod
     def from_run(cls, run: PipelineRun | DomainRun, corpus: Corpus) -> "LeakMeter | None":
-        """Draw the rows of a run; None where its run file has no ``[leak_meter]``.
-
-        Raises:
-            ConfigError: A limit of exposure is set, but no canary is planted.
-        """
+        """Draw the rows of a run; None where its run file has no ``[leak_meter]``."""
         config = run.leak_meter
         if config is None:
             return None

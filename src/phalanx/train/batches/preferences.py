@@ -71,11 +71,7 @@ def prepare_pairs(
 
 
 class PreferenceMeasure:
-    """A measure of a chain of stages on held-out pairs.
-
-    Args:
-        source: The model as it was, from which the divergence is taken.
-    """
+    """A measure of a chain of stages on held-out pairs."""
 
     def __init__(self, run: RunConfig, source: ModelSource) -> None:
         self._objective: Objective = objective_of(run.train.objective)

@@ -185,12 +185,8 @@ def round_budget(run: FederatedRun, sums: NoisyRounds | None, log: AuditLog, pas
 def site_rows(run: FederatedRun, data: SiteData, identity: Identity, own: Path) -> SiteRows | None:
     """Return the draws of one site's training rows, and its own budget; None for a run without ``[privacy]``.
 
-    Args:
-        run: The run file that the site agrees to.
-
     Raises:
         ConfigError: The budget pays for no round, or earlier rounds of this directory were charged for other terms.
-        CertificateError: The key of the draw cannot be made, or others may have read it.
     """
     privacy, train = run.privacy, run.train
     if privacy is None:

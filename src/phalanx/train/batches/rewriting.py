@@ -47,11 +47,7 @@ class BatchRewriting:
 
 
 def rewriting_of(run: RunConfig, corpus: Corpus | PairCorpus) -> BatchRewriting | None:
-    """Return the rewriting of packed rows by a run's objective; None where it learns them as they are.
-
-    Raises:
-        ConfigError: The tokenizer lacks a token that the objective needs.
-    """
+    """Return the rewriting of packed rows by a run's objective; None where it learns them as they are."""
     objective = objective_of(run.train.objective)
     if objective.rewriting is None or isinstance(corpus, PairCorpus):
         return None

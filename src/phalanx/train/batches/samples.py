@@ -21,11 +21,7 @@ _MAX_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class TextSample:
-    """One text of the model.
-
-    Attributes:
-        prompt: Its beginning, as the run file has it.
-    """
+    """One text of the model."""
 
     prompt: str
     text: str
@@ -96,11 +92,7 @@ def _next_token(logits: Tensor, temperature: float, draw: torch.Generator) -> in
 
 
 class TextSampler:
-    """A sampler that has the model continue the prompts of a run file.
-
-    Args:
-        tokenizer: Path of the run's ``tokenizer.json``.
-    """
+    """A sampler that has the model continue the prompts of a run file."""
 
     def __init__(self, config: SamplesConfig, tokenizer: Path, rule: Continuation) -> None:
         self._backend = tokenizers.Tokenizer.from_file(str(tokenizer))

@@ -39,11 +39,7 @@ class Scores:
     def from_predictions(
         cls, total_loss: float, predicted: Sequence[int], true: Sequence[int], num_classes: int
     ) -> "Scores":
-        """Count predictions.
-
-        Raises:
-            DataError: There is not one for each text, or one is no class.
-        """
+        """Count predictions."""
         confusion = ConfusionMatrix.count_answers(predicted, true, num_classes)
         return cls(total_loss / len(true), confusion.accuracy, confusion.macro_f1)
 

@@ -25,9 +25,6 @@ def open_member(
         recipe: Settings on which all ranks agree.
         domain: This rank's place in the mesh.
         noise: The noise multiplier of a run with ``[privacy]``, on rank 0.
-
-    Raises:
-        PhalanxError: The model is wrong, or DeepSpeed's folder is in use.
     """
     if run.privacy is not None:
         yield PrivateRankTrainer(recipe, source, domain, noise)
@@ -48,9 +45,6 @@ def check_deepspeed(
         parallel: The layout for as many ranks as are there.
         place: Place of this process; None where this machine has all ranks.
         build: Compile kernels that are not compiled yet.
-
-    Raises:
-        ConfigError: States the missing part, and the remedy.
     """
     if run.deepspeed is None:
         return

@@ -80,9 +80,7 @@ class DomainEngine:
         """Run one optimizer step on all ranks.
 
         Raises:
-            DataError: The extra rows are not those that the objective reads.
             FailedBatchError: Loss or gradient is not finite, or a spike by the inputs' limits; nothing was updated.
-            PeerLostError: A rank has ended.
         """
         names = inputs.extras[0] if inputs.extras else ()
         extras = {name: torch.cat([row[name] for row in inputs.extras]) for name in names}
@@ -148,11 +146,7 @@ class DomainEngine:
         return (Shard(stage, tensors, steps) for stage, tensors in copied)
 
     def write_pieces(self, directory: Path) -> Callable[[], WrittenPieces]:
-        """Have each rank write its part of the state as it is now; the function waits until all have.
-
-        Raises:
-            CheckpointError: The directory cannot be written to; from the function: a rank was lost or cannot write.
-        """
+        """Have each rank write its part of the state as it is now; the function waits until all have."""
         try:
             folder = make_folder(directory)
         except OSError as exc:
@@ -176,11 +170,7 @@ class DomainEngine:
                     yield name.removeprefix(_WEIGHT), tensor
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint, whatever layout it was saved under.
-
-        Raises:
-            CheckpointError: It lacks a tensor.
-        """
+        """Go on from a checkpoint, whatever layout it was saved under."""
         self.num_steps = checkpoint.num_steps(checkpoint.stages[0])
         names = checkpoint.stages_by_tensor()
 

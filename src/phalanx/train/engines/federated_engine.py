@@ -54,11 +54,7 @@ class FederatedEngine:
         self._num_steps = 0
 
     def train_turn(self, step: int, inputs: StepInputs) -> StepResult:
-        """Run one round.
-
-        Raises:
-            FailedRoundError: Too few updates came; nothing was applied.
-        """
+        """Run one round."""
         del inputs
         excluded = set(self._coordinator.excluded_sites)
         record = self._coordinator.run_round(step + 1, self._rate(step))

@@ -106,11 +106,7 @@ class PipelineTrainer:
         return {name: tensor for copy in stages for name, tensor in copy.optimizer.state_tensors().items()}
 
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """As `SplitTrainer` says.
-
-        Raises:
-            CheckpointError: Another model's, or the stages are at work already.
-        """
+        """As `SplitTrainer` says."""
         if self._engine is not None:
             raise CheckpointError("sealed state: the pipeline is running; begin another session with --resume")
         self.drop_microbatches()

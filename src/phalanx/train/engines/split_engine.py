@@ -154,20 +154,12 @@ class RemoteClients:
         return Scores.from_counts(scores.loss, scores.classes)
 
     def sum_losses(self, step: int, batch: Batch) -> float:
-        """Refuse: remote clients measure their own texts only.
-
-        Raises:
-            ConfigError: Always; a run file with ``[evaluate]`` excludes them.
-        """
+        """Refuse: remote clients measure their own texts only."""
         raise ConfigError("split.remote_clients: remote clients measure their own texts only; remove [evaluate]")
 
 
 class SplitEngine:
-    """The loop's engine over clients and an enclave.
-
-    Attributes:
-        costs: CPU seconds of the steps so far, at both ends.
-    """
+    """The loop's engine over clients and an enclave."""
 
     def __init__(self, lead: SplitLead, clients: ClientWork) -> None:
         self.costs = Costs()

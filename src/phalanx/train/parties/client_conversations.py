@@ -62,10 +62,6 @@ def read_conversations(
 
     Returns:
         The rows of each, and the digest of what renders and encodes, the same for all clients.
-
-    Raises:
-        DataError: A conversation is broken or too long, or the tokenizer lacks tokens that the template writes.
-        ConfigError: The tokenizer has more tokens than the model.
     """
     corpora = [_prepare_conversations(_client_sources(run.data, path), source, cache, run.train.seed) for path in paths]
     for corpus in corpora:

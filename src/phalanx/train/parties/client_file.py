@@ -80,11 +80,7 @@ class ClientFile(StrictModel):
         return Columns(self.text or task.text, self.label or task.label, task.classes)
 
     def sign_evidence(self, binding: Binding, identity: Identity) -> bytes:
-        """Have this machine's attester sign a binding; it is opened for this and closed again.
-
-        Raises:
-            ConfigError: An endorsement cannot be read, or the file names no attester.
-        """
+        """Have this machine's attester sign a binding; it is opened for this and closed again."""
         if self.attester is None:
             raise ConfigError(
                 "attester: missing; set the source of the evidence that the enclave requires from this client"
@@ -106,11 +102,7 @@ class ClientFile(StrictModel):
             )
 
     def policy_now(self, split: SplitConfig) -> Policy:
-        """Return the policy that this client accepts, by its file as it is now; the owner has no say in it.
-
-        Raises:
-            ConfigError: The policy file is missing or malformed, or the tier needs one and there is none.
-        """
+        """Return the policy that this client accepts, by its file as it is now; the owner has no say in it."""
         if self.policy is not None:
             return load_policy(Path(self.policy))[0]
         if split.tier not in _WITHOUT_PROOF:
@@ -128,9 +120,6 @@ def read_client(path: Path) -> tuple[ClientFile, SplitRun, str]:
 
     Returns:
         The file, the run, and the client's name in it.
-
-    Raises:
-        ConfigError: A file is wrong, the run is not for remote clients, or it does not name this one.
     """
     client = load_config(path, ClientFile)
     run = load_run(client.run)

@@ -91,12 +91,7 @@ class ClientDraws:
 
 
 def read_texts(client: ClientFile, run: SplitRun, name: str, source: ModelSource) -> ClientTextsRead:
-    """Read and encode a client's own files.
-
-    Raises:
-        DataError: They are wrong; names file and line.
-        ConfigError: The tokenizer is not one that every party has, or has more tokens than the model.
-    """
+    """Read and encode a client's own files."""
     if isinstance(run.data.tokenizer, BpeConfig):
         raise ConfigError('data.tokenizer: kind = "bpe" needs the texts of all clients; use "model" or "file"')
     paths = Path(client.train), Path(client.test)

@@ -25,9 +25,6 @@ def invited_to(
     Args:
         port: Port for invited parties; the run's when left out.
         of_workers: Returns the terms of a pipeline's workers, for which the model is opened.
-
-    Raises:
-        ConfigError: The run has no such parties, or no authority for them.
     """
     if target.is_dir():
         return target, _EVERYWHERE, JoinTerms(port or PORT)

@@ -56,11 +56,7 @@ class RoundsInStages:
         self._engine: PipelineEngine | None = None
 
     def begin_phase(self, number: int, library: RoundLibrary, lost: PhalanxError | None) -> PipelineEngine:
-        """As `SiteStages` says; the log has a line for it before any step of the round.
-
-        Raises:
-            PeerLostError: A worker did not get ready in time.
-        """
+        """As `SiteStages` says; the log has a line for it before any step of the round."""
         step, digests = (number - 1) * self._local_steps, library.stage_digests() if self._run.guard.is_enabled else {}
         engine = self._engine
         if engine is None:
@@ -81,11 +77,7 @@ class RoundsInStages:
 
 
 def plan_of(run: FederatedPipelineRun, source: ModelSource) -> StepPlan:
-    """Return the plan of a site's pipeline, as its workers have it.
-
-    Raises:
-        ConfigError: Run file and model do not fit.
-    """
+    """Return the plan of a site's pipeline, as its workers have it."""
     return make_plan(run.site_pipeline, source).model_copy(update={"steps_a_round": run.federated.local_steps})
 
 
@@ -129,9 +121,6 @@ def run_site(file: SiteFile, run: FederatedRun, identity: Identity, say: Say) ->
         file: From `read_site`.
         run: The run that it agrees to.
         say: Takes one line for people.
-
-    Raises:
-        PhalanxError: Keys, texts or model are unusable, or the owner has another identity.
     """
     load_own_code(run)
     require_extras(run)

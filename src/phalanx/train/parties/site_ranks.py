@@ -114,11 +114,7 @@ class RankedTrainer:
 def ranked_trainer(
     run: FederatedRankRun, source: ModelSource, data: SiteData, schedule: SiteSchedule, kept: tuple[str, Path, Path]
 ) -> Iterator[RankedTrainer]:
-    """Start the other ranks of a site, and lead them until the context ends.
-
-    Args:
-        kept: The run file, the directory of models, and one for the ranks' logs.
-    """
+    """Start the other ranks of a site, and lead them until the context ends."""
     parallel, (run_file, models, directory) = run.parallel, kept
     check_layout(parallel, source.hub_config_dict, domain.step_workload(run))
     recipe = domain.recipe_of(run, parallel, source)

@@ -28,11 +28,7 @@ class Spans:
 
     @classmethod
     def from_json(cls, saved: dict[str, object], limit: int) -> Self:
-        """Read what `to_json` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: It is malformed.
-        """
+        """Read what `to_json` wrote."""
         ranges: Iterable[Range] = saved["ranges"]  # type: ignore[assignment]
         return cls(ranges, limit=limit, bridged=int(str(saved["bridged"])))
 

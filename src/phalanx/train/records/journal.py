@@ -168,9 +168,6 @@ def read_kept_states(
 
     Args:
         fetch: Gets what other parties than the owner have kept; None where they have kept it in `directory`.
-
-    Raises:
-        CheckpointError: A stage's state is missing, torn, of another step or another one than was verified.
     """
     for stage in range(library.num_stages):
         place = entry.stages.get(str(stage))

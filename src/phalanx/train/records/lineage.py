@@ -102,9 +102,6 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
     Args:
         places: Places of the document in that dataset.
         moved_to: Present directory of the dataset; the config's when None.
-
-    Raises:
-        DataError: The run drew from something else, or a line commits to other samples than the order gives.
     """
     run = past.config
     path, dataset = dataset_of(past, moved_to)
@@ -132,14 +129,7 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
 
 
 def open_run_corpus(run: RunConfig, cache: Path, path: Path, dataset: DatasetConfig) -> Corpus:
-    """Open what a run drew from, at its present place.
-
-    Args:
-        dataset: The config's entry for it, with that place.
-
-    Raises:
-        DataError: It is damaged, or of another kind.
-    """
+    """Open what a run drew from, at its present place."""
     if run.data.dataset is not None:
         return _prepare_corpus(run, cache, run.data.model_copy(update={"dataset": dataset}))
     opens = open_corpus if run.data.sources else open_conversations

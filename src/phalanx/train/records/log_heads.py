@@ -23,9 +23,6 @@ def known_heads(run_dir: Path, owner: Peer, run: str | None = None) -> list[Know
         owner: The party that must have signed them.
         run: The run that they must be of; None accepts any.
 
-    Raises:
-        AuditLogError: The file that keeps the head beside the secrets is damaged or of another run.
-
     A manifest, a journal or a summary that cannot be read yields no head here; a run that goes on from it refuses it.
     """
     heads = [*_checkpoint_heads(run_dir / "checkpoints", owner), *_journal_heads(run_dir / "journal", owner)]

@@ -60,11 +60,7 @@ class PastRun:
 
     @property
     def best_step(self) -> int:
-        """The step of the checkpoint with the best validation, by the signed log.
-
-        Raises:
-            CheckpointError: The run keeps none for that, or has none yet.
-        """
+        """The step of the checkpoint with the best validation, by the signed log."""
         rule, best = self.config.checkpoint.best, self._certified.best
         if best is None:
             why = "the run file has no checkpoint.best" if rule is None else "none is saved yet, or it was undone"
@@ -77,10 +73,6 @@ class PastRun:
         Args:
             step: Step of the checkpoint; left out, the newest, which must be the one that the log knows.
             best: The one with the best validation is wanted.
-
-        Raises:
-            CheckpointError: There is none, or it is damaged, foreign, rolled back or of another config.
-            AuditLogError: The newest one knows lines that the log does not have.
         """
         if best and step is not None:
             raise ConfigError("--best and --step name two checkpoints; remove one of them")

@@ -54,12 +54,7 @@ class PeersView:
 
 
 def look_at_peers(target: Path, clock: Callable[[], float] = time.time) -> PeersView:
-    """Return the parties of a run directory, a run file or a directory of an authority.
-
-    Raises:
-        ConfigError: It is none of them, or the run has no authority.
-        CertificateError: The list of revocations, or an invitation, cannot be read.
-    """
+    """Return the parties of a run directory, a run file or a directory of an authority."""
     pki, run_dir = _find_directories(target)
     status = None if run_dir is None else read_peers(run_dir / PEERS_FILE)
     rows = {} if status is None else {row.name: row for row in status.parties}

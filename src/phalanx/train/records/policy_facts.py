@@ -9,16 +9,7 @@ from phalanx.train.config import RunConfig, SplitRun
 
 
 def open_policy(run: RunConfig, cache: Path) -> SignedPolicy | None:
-    """Read the policy of a run, and refuse a run that breaks it before it starts; None where it has none.
-
-    Args:
-        cache: Directory to which a dataset of an object store is brought.
-
-    Raises:
-        ConfigError: The file is no policy.
-        PolicyError: A clause is broken, or the policy is not the signed one.
-        DataError: The run's dataset cannot be read.
-    """
+    """Read the policy of a run, and refuse a run that breaks it before it starts; None where it has none."""
     if run.policy is None:
         return None
     signed = run.policy.read_policy()
@@ -27,11 +18,7 @@ def open_policy(run: RunConfig, cache: Path) -> SignedPolicy | None:
 
 
 def facts_of_run(run: RunConfig, cache: Path) -> RunFacts:
-    """Return what is known of a run before it starts.
-
-    Raises:
-        DataError: The run's dataset cannot be read, or is not what its signer signed.
-    """
+    """Return what is known of a run before it starts."""
     guard, privacy = run.stage_guard, getattr(run, "privacy", None)
     dataset = run.data.dataset
     sources = None

@@ -114,9 +114,6 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
         run_dir: The run directory, finished or not; ``events.jsonl`` and ``steps.jsonl`` are enough.
         certificate: The owner's certificate, kept by the caller; that of the directory when left out.
         heads: Files in which workers have kept how far the log had come.
-
-    Raises:
-        AuditLogError: Something does not hold; the message names the first line or step.
     """
     path = run_dir / LOG_FILE
     key_from = certificate or owner_certificate(run_dir)
@@ -279,11 +276,7 @@ class _LogReader:
 
 
 def _missing_lines(paths: Sequence[Path], owner: Peer, run: str | None, public: Sequence[str]) -> Iterator[str]:
-    """Describe the lines that a crash of the owner's machine may have taken from the log, and that workers know of.
-
-    Raises:
-        AuditLogError: The log lacks what no honest crash can take, or a worker's head is of another run.
-    """
+    """Describe the lines that a crash of the owner's machine may have taken from the log, and that workers know of."""
     for path in paths:
         head = read_public_head(path, owner)
         if head.run != run:

@@ -51,11 +51,7 @@ LAYOUT: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class RunChanges:
-    """The changes between the run file of a run directory and the one that it is resumed with.
-
-    Attributes:
-        keys: Changed values as (there, here), by key.
-    """
+    """The changes between the run file of a run directory and the one that it is resumed with."""
 
     before: RunConfig
     keys: Mapping[str, tuple[Any, Any]]

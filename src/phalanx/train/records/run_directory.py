@@ -49,11 +49,7 @@ def default_directory(run: RunConfig) -> Path:
 
 
 def owner_certificate(run_dir: Path) -> Path:
-    """Where the owner's certificate is; in runs of before this version, where the keys are.
-
-    Raises:
-        ConfigError: There the config is needed, and it cannot be read.
-    """
+    """Where the owner's certificate is; in runs of before this version, where the keys are."""
     candidates = (run_dir / OWNER_CERTIFICATE, run_dir / "pki" / OWNER / "certificate.pem")
     # a pipe in their place would make the reader wait for ever
     existing = next((path for path in candidates if path.is_file()), None)
@@ -89,11 +85,7 @@ def run_name(run_dir: Path) -> str:
 
 
 def check_directory(run_dir: Path, *, resume: bool) -> None:
-    """Refuse what `RunDirectory` would, as far as it can be seen without the run; nothing is touched.
-
-    Raises:
-        ConfigError: It holds a run already and `resume` is false.
-    """
+    """Refuse what `RunDirectory` would, as far as it can be seen without the run; nothing is touched."""
     if run_dir.exists() and not run_dir.is_dir():
         raise _not_usable(run_dir, "File exists")
     if resume and not any((run_dir / name).exists() for name in (_RECORD, _BEGUN)):

@@ -133,11 +133,7 @@ class StabilityJudge:
         self._differs = self._differs and self._was_new
 
     def decide_repeat(self, step: int, spike: SpikeError) -> bool:
-        """Whether the same batch is tried again: once to see whether its numbers are the same; or at a lower rate.
-
-        Raises:
-            ReturnError: The run is to go back to a checkpoint.
-        """
+        """Whether the same batch is tried again: once to see whether its numbers are the same; or at a lower rate."""
         if self._tries:
             self._differs = self._differs or _numbers_of(spike) != _numbers_of(self.spikes[-1])
         self.spikes.append(spike)

@@ -76,11 +76,7 @@ class BaseRun(StrictModel):
 
     @classmethod
     def check_sections(cls, names: Collection[str]) -> None:
-        """Refuse sections of another engine by presence, whatever they hold.
-
-        Raises:
-            RefusedKeyError: A section is there that this engine lacks, or one is missing beside another.
-        """
+        """Refuse sections of another engine by presence, whatever they hold."""
         fault = cls._section_fault(names) or section_fault(cls.engine, set(names) - cls.model_fields.keys())
         if fault is not None:
             raise fault
@@ -287,14 +283,7 @@ class BaseRun(StrictModel):
             raise ConfigError(f"train.epochs = {self.train.epochs:g} is train.steps = {steps}: {reasons}") from exc
 
     def require_steps(self, reader: str) -> None:
-        """Return where the run file gives its length in steps.
-
-        Args:
-            reader: Reader of the length, for the message.
-
-        Raises:
-            ConfigError: It gives epochs, which only the data can be counted for.
-        """
+        """Return where the run file gives its length in steps."""
         if self.train.epochs is not None:
             raise ConfigError(
                 f"train.epochs = {self.train.epochs:g}: {reader} does not count the training text, but `phalanx "
@@ -324,11 +313,7 @@ class BaseRun(StrictModel):
         return {name: section for name, section in sections.items() if section is not None}
 
     def with_sections(self, sections: Mapping[str, Any]) -> Self:
-        """Return this run with other sections of its engine, checked anew; None takes one out.
-
-        Raises:
-            ValueError: They do not go together.
-        """
+        """Return this run with other sections of its engine, checked anew; None takes one out."""
         written = {name: section for name, section in (self.written | dict(sections)).items() if section is not None}
         self.check_sections(written)
         return type(self)(**written).placed_at(self.name, self.home)

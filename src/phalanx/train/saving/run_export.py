@@ -39,7 +39,6 @@ def export_run(
     Raises:
         CheckpointError: There is no such checkpoint, or it is damaged, or the run directory's copy of the model was
             altered, or `out` exists.
-        ConfigError: The run needs code of the user's own, which may not be run.
     """
     config = load_past_code(past.config, past.path, allowed=own_code)
     checkpoint = past.open_verified(step, best=best)

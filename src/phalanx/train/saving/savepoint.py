@@ -106,9 +106,6 @@ class Savepoint:
     Args:
         history: The audit log's entries on checkpoints, and on run files of earlier sessions.
         log: The audit log; every manifest has its head; None where there is none.
-
-    Raises:
-        CheckpointError: The key is missing or malformed, or the remote store's client is not installed.
     """
 
     def __init__(

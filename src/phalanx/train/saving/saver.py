@@ -64,9 +64,6 @@ class PlainSaver:
         Args:
             last: The run ends here: a failure is an error.
 
-        Returns:
-            Whether it was saved.
-
         Raises:
             CheckpointError: It is the last one and cannot be written; earlier ones are untouched.
             VerificationError: A party sent a state that is not the one it signed.

@@ -174,9 +174,6 @@ def join_workers(
     `open_workers` starts the local ones; another than the default is for drills only. `say` takes a line about each
     calling party of another machine, from other threads; `book` follows all parties. Workers of other machines remember
     the length of `log`; those of this one live and die with the owner.
-
-    Raises:
-        ConfigError: A worker computes other bits than the run allows.
     """
     keep_freed_memory()
     wire = GrpcWire(home.owner, run.pipeline.transport)
@@ -329,11 +326,7 @@ def list_participants(run: StagedRun, home: RunDirectory, history: RunHistory) -
 def opening_facts(
     run: StagedRun, home: RunDirectory, source: ModelSource, names: Sequence[str], session: str, draw: AuditDraw
 ) -> dict[str, Any]:
-    """Return the additional facts of a pipeline session's first event.
-
-    Args:
-        names: Workers that take part from the beginning.
-    """
+    """Return the additional facts of a pipeline session's first event."""
     stages = [
         {key: getattr(row, key) for key in ("index", "layers", "parameters", "holder", "shadow")}
         for row in estimate_stages(run, source, names)

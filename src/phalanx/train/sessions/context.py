@@ -95,9 +95,6 @@ class SessionContext(Generic[RunT_co]):
         """Log and print this session's changes of the run file, then make it the run directory's.
 
         The log comes first: a crash in between leaves a directory that says less than the log, never more.
-
-        Args:
-            step: The next one, from which the changes hold.
         """
         changes = self.home.changes
         if changes is None:
@@ -118,21 +115,12 @@ class SessionContext(Generic[RunT_co]):
             self.print_line(f"a worker that pins run_digest needs the new one: {digest_config(self.run)}")
 
     def prepare_corpus(self, source: ModelSource) -> Corpus | PairCorpus:
-        """Prepare the text, or the pairs, of the run.
-
-        Raises:
-            ConfigError: The model has no embedding for some token.
-            CheckpointError: What the run has stored of its reference is missing or altered.
-        """
+        """Prepare the text, or the pairs, of the run."""
         check_head(self.run, source)
         return self.prepare_text(source) if self.run.data.preferences is None else self._prepare_pairs(source)
 
     def prepare_text(self, source: ModelSource) -> Corpus:
-        """Prepare the text of the run.
-
-        Raises:
-            ConfigError: The model has no embedding for some token.
-        """
+        """Prepare the text of the run."""
         run = self.run
         self.console.print("preparing text")
         corpus = prepare_corpus(

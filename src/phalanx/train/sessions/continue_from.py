@@ -56,9 +56,6 @@ def open_origin(run: RunConfig, path: Path, say: Callable[[str], None]) -> Check
 
     Args:
         say: Is told what more steps change, where there are more.
-
-    Raises:
-        CheckpointError: There is none, or it is damaged, foreign or rolled back.
     """
     past = PastRun(path)
     check_adoption(run, past)

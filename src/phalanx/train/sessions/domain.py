@@ -55,11 +55,7 @@ from phalanx.train.setup.shown_config import shown_config
 
 
 def recipe_of(run: RankedRun, parallel: ParallelConfig, source: ModelSource) -> RankRecipe:
-    """Return the recipe that every rank of a run must know, given the layout for as many ranks as are there.
-
-    Raises:
-        ConfigError: The model's family cannot attend as the run file says, or a package is missing.
-    """
+    """Return the recipe that every rank of a run must know, given the layout for as many ranks as are there."""
     require_extras(run)
     check_virtual_tokens(run, source)
     return RankRecipe(
@@ -89,9 +85,6 @@ def play_rank(run: DomainRun, models: Path) -> None:
         run: The run file of all ranks.
         models: Directory of models that the run file describes, the same as rank 0's.
 
-    Raises:
-        PhalanxError: The model is wrong, or ranks do not fit together.
-
     A process that the layout has no rank for stands by until the run is over.
     """
     config, place = run.parallel, find_place(os.environ)
@@ -115,11 +108,7 @@ def play_rank(run: DomainRun, models: Path) -> None:
 
 
 def describe_domain(run: DomainRun, source: ModelSource) -> RenderableType:
-    """The resolved config and the stages of the layout, for the terminal.
-
-    Raises:
-        ConfigError: The layout cannot work.
-    """
+    """The resolved config and the stages of the layout, for the terminal."""
     config = run.parallel
     check_layout(config, source.hub_config_dict, step_workload(run))
     recipe = recipe_of(run, config, source)
@@ -186,11 +175,7 @@ class DomainSetup:
         self._place = place
 
     def recover_state(self, savepoint: Savepoint) -> None:
-        """Have the state that the run goes on from as its newest checkpoint.
-
-        Raises:
-            CheckpointError: There is none where there should be one.
-        """
+        """Have the state that the run goes on from as its newest checkpoint."""
         self._context.adopt_checkpoint(savepoint, _shards_by_name)
         self._context.accept_older(savepoint)
 

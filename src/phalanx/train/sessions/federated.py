@@ -188,11 +188,7 @@ class FederatedSetup:
 
 
 class RunningRounds:
-    """Rounds at work.
-
-    Attributes:
-        trained: The same, measured by the owner and by sites.
-    """
+    """Rounds at work."""
 
     def __init__(
         self, engine: FederatedEngine, saver: PlainSaver, context: SessionContext[FederatedRun], opening: EngineStart

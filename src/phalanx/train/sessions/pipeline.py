@@ -124,11 +124,7 @@ class PipelineFactory:
 
 
 class PipelineSetup:
-    """The pipeline of one session, before its first step.
-
-    Args:
-        plan: The run, as every party sees it.
-    """
+    """The pipeline of one session, before its first step."""
 
     def __init__(
         self,
@@ -304,11 +300,7 @@ class PipelineEvents:
 
 
 class RunningPipeline:
-    """A pipeline at work.
-
-    Attributes:
-        trained: Its stages, measured by the owner.
-    """
+    """A pipeline at work."""
 
     def __init__(
         self,

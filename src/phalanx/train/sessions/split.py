@@ -165,11 +165,7 @@ class SplitSetup:
 
 
 class RemoteSetup:
-    """The owner of clients and an enclave of others, before they meet.
-
-    Args:
-        material: Model, and batches without texts.
-    """
+    """The owner of clients and an enclave of others, before they meet."""
 
     def __init__(self, context: SessionContext[SplitRun], material: RunMaterial, turns: RemoteTurns) -> None:
         self.material = material

@@ -103,11 +103,7 @@ def check_head(run: RunConfig, source: ModelSource) -> None:
 
 
 def make_plan(run: StagedRun, source: ModelSource) -> StepPlan:
-    """Everything that a party must know to build and run its stages.
-
-    Raises:
-        ConfigError: Run file and model do not fit.
-    """
+    """Everything that a party must know to build and run its stages."""
     if FAMILIES[source.hub_config.model_type].facts.experts is not None and run.guard.classes == "mixed":
         raise ConfigError(
             f'guard.classes = "mixed": {source.hub_config.model_type} has experts, and another rounding may choose '

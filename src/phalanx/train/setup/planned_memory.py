@@ -31,9 +31,6 @@ def planned_recipe(run: RunConfig, shape: ModelShape, *, adapts: bool = True) ->
 
     Args:
         adapts: Whether the file's adapter decides the trained weights; else the caller does.
-
-    Raises:
-        ConfigError: The adapter is none that ranks of a domain train.
     """
     adapter = run.model.planned_adapter if adapts else None
     if adapter is not None:

@@ -162,11 +162,7 @@ def _is_small(sources: Sequence[SourceSettings]) -> bool:
 
 
 def load_own_code(run: RunConfig) -> None:
-    """Load the user's own code of a run file, attacks apart, and check objective and metrics sinks.
-
-    Raises:
-        ConfigError: It cannot be had, or is not what its place asks for.
-    """
+    """Load the user's own code of a run file, attacks apart, and check objective and metrics sinks."""
     for kind in own_references(run.model_dump(mode="json", exclude={"attack"})):
         open_own_code(kind, run.home)
     objective_of(run.train.objective)
@@ -175,11 +171,7 @@ def load_own_code(run: RunConfig) -> None:
 
 
 def load_past_code(run: RunConfig, run_dir: Path, *, allowed: bool) -> RunConfig:
-    """Return a past run, with its user's own code loaded where this was asked for: it may be another user's.
-
-    Raises:
-        ConfigError: There is such code and it was not asked for; or as `load_own_code`.
-    """
+    """Return a past run, with its user's own code loaded where this was asked for: it may be another user's."""
     if run.own_code and not allowed:
         raise ConfigError(
             f"{run_dir}: the run has its own code ({', '.join(run.own_code)}); read it in {run_dir / KEPT_CODE}, "

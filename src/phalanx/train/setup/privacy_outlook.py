@@ -55,11 +55,7 @@ class NoiseOutlook:
 
 
 def sums_outlook(section: FederatedConfig, rounds: int, length: int) -> NoiseOutlook | None:
-    """Return the outlook of sites that bring noise to sums; None where they bring none.
-
-    Raises:
-        ConfigError: No noise keeps the rounds within their budget.
-    """
+    """Return the outlook of sites that bring noise to sums; None where they bring none."""
     wanted, sums = section.privacy, noisy_rounds(section, rounds, length)
     if wanted is None or sums is None:
         return None
@@ -119,9 +115,6 @@ def noise_outlooks(run: FederatedRun, length: int, min_rows: int | None) -> list
 
     Args:
         min_rows: Training rows of the site that has fewest; None where this process does not know.
-
-    Raises:
-        ConfigError: No noise keeps the rounds within their budget, or a site has too few rows.
     """
     sums = sums_outlook(run.federated, run.train.steps, length)
     found = [] if sums is None else [sums]

@@ -102,11 +102,7 @@ class BackLibrary(StageLibrary):
 
 
 class RoundModules:
-    """The stages of a model that its owner keeps in memory, for all rounds; each is built once.
-
-    Args:
-        adapter_directory: See `StageLibrary`.
-    """
+    """The stages of a model that its owner keeps in memory, for all rounds; each is built once."""
 
     def __init__(self, source: ModelSource, plan: StepPlan, adapter_directory: str | None = None) -> None:
         self.source, self.plan = source, plan

@@ -30,11 +30,7 @@ class StateAttack(Attack, ABC):
 
 
 class UpdateInputs:
-    """The inputs of an optimizer step.
-
-    Attributes:
-        step: Its number, from 0.
-    """
+    """The inputs of an optimizer step."""
 
     def __init__(self, copy: StageCopy, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
         config = copy.plan.optimizer

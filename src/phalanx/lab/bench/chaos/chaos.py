@@ -72,12 +72,6 @@ def bench_chaos(quick: bool, only_finished: bool = False) -> dict[str, Any]:
     Args:
         quick: One run with a kill at each point, and goodput at 15 s only.
         only_finished: Run nothing; show what earlier calls with the same code have finished.
-
-    Returns:
-        Rows and the blocks `kills` and `goodput`; a figure that was not measured is None.
-
-    Raises:
-        TrainingError: A run failed.
     """
     cache = cache_directory()
     finished = open_chaos_rows(cache / "bench" / "chaos.jsonl", code_version())

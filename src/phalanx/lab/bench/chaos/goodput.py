@@ -89,9 +89,6 @@ def play_window(run: PipelineRun, arm: Arm, window: Window, directory: Path, cac
     Returns:
         Steps done, failures, and `share`: steps done times the undisturbed seconds of a step, by the seconds that
         passed; None where no two steps ended in an undisturbed part, before the first failure or after the last.
-
-    Raises:
-        TrainingError: The arm never began to train, or did not go on after the last failure.
     """
     its, run_dir = make_arm_run(run, arm, window.failures), directory / "run"
     command = train_command(its, run_dir)

@@ -47,11 +47,7 @@ class OwnerSpec(StrictModel):
 
 
 def main(spec_file: Path) -> int:
-    """Train to the end.
-
-    Returns:
-        The exit code that ``phalanx train`` would have.
-    """
+    """Train to the end."""
     die_with_parent()
     spec = OwnerSpec.model_validate_json(spec_file.read_text(encoding="utf-8"))
     console = Console(stderr=True)
@@ -95,11 +91,7 @@ def run_undisturbed(run: PipelineRun, directory: Path, cache: Path) -> Row:
 
 
 def run_kills(run: PipelineRun, plan: KillPlan, clean: Row, directory: Path, cache: Path) -> Row:
-    """Train while workers die as planned, and compare with the undisturbed run.
-
-    Returns:
-        What came of the run, and `kills` with one row a death.
-    """
+    """Train while workers die as planned, and compare with the undisturbed run."""
     directory.mkdir(parents=True, exist_ok=True)
     plan_file = directory / "plan.json"
     plan_file.write_text(plan.model_dump_json(), encoding="utf-8")

@@ -29,11 +29,7 @@ torchrun would go on for ever."""
 
 
 def train_command(run: PipelineRun, run_dir: Path) -> list[str]:
-    """Make a run's directory and say what trains it: begins it, and begun again goes on with it.
-
-    Returns:
-        Module and arguments for ``python -m`` or ``torchrun -m``.
-    """
+    """Make a run's directory and say what trains it: begins it, and begun again goes on with it."""
     RunDirectory(run_dir, run, resume=False)
     return ["phalanx", "train", str(run_dir / "config.toml"), "--run-dir", str(run_dir), "--resume"]
 

@@ -42,9 +42,6 @@ SCENES: tuple[dict[str, int], ...] = (
 def measure_order(python: str | None) -> dict[str, Any]:
     """Play each scene with our loader, and with the peers' where there are any.
 
-    Args:
-        python: Python of an environment with datasets and torchdata; None leaves their figures out.
-
     Returns:
         Samples lost and repeated over all scenes and by scene; of each peer, under ``peers``, the same. A scene that a
         peer refuses has null.

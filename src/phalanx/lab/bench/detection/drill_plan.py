@@ -75,11 +75,7 @@ class DrillRun:
 
 
 def drill_scenes(run_file: RunConfig, drill: Drill) -> dict[str, DrillRun]:
-    """The shortened run without an attacker, as "none", and with each attack.
-
-    Raises:
-        ConfigError: An attack is unknown or does not fit the run, or nobody else serves its stages.
-    """
+    """The shortened run without an attacker, as "none", and with each attack."""
     run = _with_stages(run_file)
     optimizer = run.optimizer.model_copy(update={"warmup_steps": min(run.optimizer.warmup_steps, drill.steps - 1)})
     short: dict[str, Any] = {

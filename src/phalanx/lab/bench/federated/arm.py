@@ -34,11 +34,7 @@ _JOIN_S = 300.0
 
 
 def main(path: Path, arm: str, orders: IO[str], answers: IO[str]) -> None:
-    """Serve orders until there are no more.
-
-    Raises:
-        ConfigError: The file or an order is malformed.
-    """
+    """Serve orders until there are no more."""
     keep_freed_memory()
     spec = parse_message(FederatedSpec, path.read_text(encoding="utf-8"))
     cache, loaded = Path(os.environ["PHALANX_CACHE"]), set[tuple[str, int]]()

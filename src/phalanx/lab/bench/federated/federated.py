@@ -135,9 +135,6 @@ def bench_federated(quick: bool) -> dict[str, Any]:
 
     Args:
         quick: Two layers, two turns of one round, and a sum of a million values.
-
-    Raises:
-        TrainingError: An arm of ours failed, or two arms do not learn the same.
     """
     quick_sizes = {"layers": 2, "turns": 2, "rounds": 1, "summed_values": 1_000_000, "private_steps": 4}
     plan = FederatedPlan.model_validate(quick_sizes if quick else {})
@@ -145,11 +142,7 @@ def bench_federated(quick: bool) -> dict[str, Any]:
 
 
 def measure_federated(plan: FederatedPlan, python: str | None) -> dict[str, Any]:
-    """Let all arms take turns, then measure the single-process parts.
-
-    Args:
-        python: Python of the peers' environment; None leaves their figures null.
-    """
+    """Let all arms take turns, then measure the single-process parts."""
     load = load_average()
     with scratch_directory() as directory:
         cache = Path(os.environ.setdefault("PHALANX_CACHE", str(directory / "cache"))).resolve()
@@ -267,11 +260,7 @@ def _measure_rounds(plan: FederatedPlan, python: str | None, cache: Path, direct
 
 
 def federated_rows(arms: Mapping[str, RoundsArm], reasons: Mapping[str, str]) -> list[dict[str, Any]]:
-    """One row an arm, a round; medians over turns, within which all arms had the machine in its state.
-
-    Args:
-        arms: Measurements by arm name; peers may be missing.
-    """
+    """One row an arm, a round; medians over turns, within which all arms had the machine in its state."""
     expected, alone = arms[OURS].losses_by_round(), arms[ALONE]
     rows = []
     for name in NAMES:

@@ -235,11 +235,7 @@ class ModuleRun:
 
 
 def run_module(*command: str) -> ModuleRun:
-    """Run ``python -m`` with these words to its end; what it prints goes to standard error as well.
-
-    Raises:
-        TrainingError: It failed.
-    """
+    """Run ``python -m`` with these words to its end; what it prints goes to standard error as well."""
     before, start, lines = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), list[str]()
     with subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own command
         for line in process.stdout or ():

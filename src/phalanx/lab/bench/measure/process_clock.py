@@ -42,11 +42,7 @@ def marked_cpu_seconds(mark: str) -> float:
 
 
 def peak_memory_bytes(pids: Iterable[int]) -> int:
-    """Sum of the largest resident sizes that these processes have had so far (Linux); shared pages count for each.
-
-    Raises:
-        TrainingError: One of them has ended, or this system does not tell.
-    """
+    """Sum of the largest resident sizes that these processes have had so far (Linux); shared pages count for each."""
     return sum(read_resident(pid).peak for pid in pids)
 
 
@@ -54,9 +50,6 @@ def physical_memory_bytes(pids: Iterable[int]) -> int:
     """Sum of the memory that these processes take now (Linux); a page that several share counts once in all.
 
     Forked workers share the libraries that their starter has imported, which a sum of resident sizes counts for each.
-
-    Raises:
-        TrainingError: One of them has ended, or this system does not tell.
     """
     try:
         return sum(psutil.Process(pid).memory_full_info().pss for pid in pids)
@@ -98,9 +91,6 @@ def wait_until_quiet(pids: list[int], timeout_s: float) -> float:
 
     Returns:
         The `time.perf_counter` at which they last did something, to a few milliseconds.
-
-    Raises:
-        TrainingError: They are still busy after `timeout_s`, or one has ended.
     """
     deadline = time.perf_counter() + timeout_s
     last_busy, used_then = time.perf_counter(), cpu_seconds(pids)

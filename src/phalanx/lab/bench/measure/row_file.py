@@ -41,11 +41,7 @@ class RowFile(Generic[Cell]):
         return row if row is not None and self._holds(cell, row) else None
 
     def append_row(self, cell: Cell, row: Row) -> Row:
-        """Append a row; it is on disk when this returns.
-
-        Raises:
-            DataError: The file cannot be written.
-        """
+        """Append a row; it is on disk when this returns."""
         stored_row = {"key": self.cell_key(cell), **row}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

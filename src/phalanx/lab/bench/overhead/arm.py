@@ -99,11 +99,7 @@ class ArmProcess(LineProcess):
         self.pids = process_tree(self.process_id)
 
     def run_steps(self, steps: int, threads: int = 1) -> Block:
-        """Run some steps and wait until everything that they started has ended.
-
-        Raises:
-            TrainingError: The arm failed; the message holds the last line of its log.
-        """
+        """Run some steps and wait until everything that they started has ended."""
         cpu, started = cpu_seconds(self.pids), time.perf_counter()
         report = self.ask(StepsRequest(steps=steps, threads=threads), Report)
         ended = wait_until_quiet(self.pids, _QUIET_TIMEOUT_S)
@@ -114,9 +110,6 @@ class ArmProcess(LineProcess):
 
         Returns:
             What happened, with the seconds from the loss to the end of the step.
-
-        Raises:
-            TrainingError: The arm failed.
         """
         return self.ask(StepsRequest(steps=1, threads=1, lose=worker), Report)
 
@@ -126,12 +119,7 @@ class _Runner(Protocol):
 
 
 def main(spec_path: Path, orders: IO[str], answers: IO[str]) -> None:
-    """Serve orders until there are no more.
-
-    Raises:
-        ConfigError: The file or an order is malformed.
-        PhalanxError: As training does.
-    """
+    """Serve orders until there are no more."""
     spec = parse_message(ArmSpec, spec_path.read_text(encoding="utf-8"))
     run, num_steps = spec.run, 0
     torch.set_num_threads(run.train.threads)

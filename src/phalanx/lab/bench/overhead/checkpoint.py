@@ -48,17 +48,7 @@ class _Arm:
 
 
 def bench_checkpoint(quick: bool) -> dict[str, Any]:
-    """Measure; progress goes to standard error.
-
-    Args:
-        quick: End within 10 minutes on 2 cores.
-
-    Returns:
-        name, machine, commit, load and rows.
-
-    Raises:
-        TrainingError: A checkpoint could not be written.
-    """
+    """Measure; progress goes to standard error."""
     every, rounds = (5, 3) if quick else (10, 8)
     run = scratch_run().model_copy(update={"checkpoint": CheckpointConfig(every=every, keep=1)})
     return measure_checkpoint(CheckpointWorkload("scratch-10m", run, rounds), quick=quick)

@@ -19,17 +19,7 @@ from phalanx.train.setup.stage_table import estimate_stages
 
 
 def bench_overhead(quick: bool) -> dict[str, Any]:
-    """Measure every shift, one after the other; progress goes to standard error.
-
-    Args:
-        quick: K = 4 and few arms; ends within 10 minutes on 2 cores.
-
-    Returns:
-        Rows, and the block `extrapolated`, which holds formulas and nothing measured.
-
-    Raises:
-        TrainingError: An arm failed.
-    """
+    """Measure every shift, one after the other; progress goes to standard error."""
     return measure_overhead(overhead_shifts(quick), quick=quick)
 
 

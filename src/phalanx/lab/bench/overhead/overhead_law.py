@@ -80,14 +80,7 @@ def law_plans(quick: bool) -> list[LawPlan]:
 
 
 def bench_overhead_law(quick: bool) -> dict[str, Any]:
-    """Measure every cell, one after the other; progress goes to standard error.
-
-    Returns:
-        Rows of each arm, the fitted `law`, and `prices`, the measured and the predicted cost of each preset.
-
-    Raises:
-        TrainingError: An arm failed.
-    """
+    """Measure every cell, one after the other; progress goes to standard error."""
     return measure_law(law_plans(quick), quick=quick)
 
 

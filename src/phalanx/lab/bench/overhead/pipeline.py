@@ -19,17 +19,7 @@ _HOPELESS = 4.0
 
 
 def bench_pipeline(quick: bool) -> dict[str, Any]:
-    """Measure both models; progress goes to standard error.
-
-    Args:
-        quick: End within 10 minutes on 2 cores.
-
-    Returns:
-        name, machine, commit, load and rows; a figure that was not measured is None.
-
-    Raises:
-        TrainingError: An arm failed.
-    """
+    """Measure both models; progress goes to standard error."""
     return measure_pipeline(pipeline_workloads(quick), quick=quick)
 
 

@@ -128,9 +128,6 @@ Row = dict[str, Any]
 def bench_split(quick: bool) -> dict[str, Any]:
     """Measure plaintext, sealed and masked, each size beside its own plaintext; progress goes to standard error.
 
-    Args:
-        quick: End within 10 minutes on 2 cores.
-
     Returns:
         name, machine, commit, load and rows. All costs are CPU seconds of both processes, clients and enclave, in a
         median step; masked workers are not in them.
@@ -141,9 +138,6 @@ def bench_split(quick: bool) -> dict[str, Any]:
           A plaintext run has the transport's digests and signatures, so its own share is not 0. TLS, which computes
           in threads of its own, is in no part, and in plaintext and sealed alike.
         - `meetings_s`: evidence, appraisal, tokens and keys of the whole run, once.
-
-    Raises:
-        PhalanxError: A run failed.
     """
     return measure_split(arms_of(quick), steps=10 if quick else 24, turns=2 if quick else 5, quick=quick)
 

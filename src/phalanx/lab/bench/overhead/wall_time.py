@@ -55,9 +55,6 @@ def bench_wall_time(quick: bool) -> dict[str, Any]:
 
     Returns:
         `checks`, measured and simulated seconds of a step of the real run; `rows`, one of each simulated pipeline.
-
-    Raises:
-        TrainingError: The real run failed.
     """
     load = load_average()
     sizes = _Sizes(2, 3, 1, 2, (4,), (8,)) if quick else _Sizes(8, 9, 4, 4, (3, 4, 6, 8))

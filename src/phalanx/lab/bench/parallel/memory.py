@@ -46,17 +46,7 @@ Row = dict[str, Any]
 
 
 def bench_memory(quick: bool) -> dict[str, Any]:
-    """Measure each layout on a model of 42 million parameters; other work on the machine does not change the figures.
-
-    Args:
-        quick: ZeRO 0 to 3 on two ranks, 2 and 3 with offloading too, and 3 in a pipeline; no adapters.
-
-    Returns:
-        name, machine, commit, load and rows.
-
-    Raises:
-        TrainingError: A layout failed, or this system does not tell the memory of a process.
-    """
+    """Measure each layout on a model of 42 million parameters; other work on the machine changes no figure."""
     run = large_run()
     cases = [(run, keys) for keys in _LAYOUTS[: _NUM_QUICK if quick else None]]
     cases += [] if quick else [(with_adapters(run), keys) for keys in _ADAPTED]

@@ -43,9 +43,6 @@ def bench_parallel(quick: bool, only_finished: bool = False) -> dict[str, Any]:
 
     Returns:
         name, machine, load, rows, the block ``plan`` and the number of missing shifts; unmeasured values are None.
-
-    Raises:
-        TrainingError: A layout of the engine failed.
     """
     cache = cache_directory()
     what = [shift for shift in SHIFTS if not (quick and shift.lossy)]

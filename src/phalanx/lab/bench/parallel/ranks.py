@@ -29,11 +29,7 @@ class RankForkServer(LineProcess):
         super().__init__("the process of all ranks", command, {"OMP_NUM_THREADS": "1"}, directory / "ranks.log")
 
     def make_crew(self, name: str, task: str, world: int, body: Mapping[str, Any] | None = None) -> "ArmRanks":
-        """Make ranks that do one task together.
-
-        Args:
-            task: One of `phalanx.lab.bench.parallel.rank_host.TASKS`.
-        """
+        """Make ranks that do one task together."""
         number = self._num_crews
         self._num_crews += 1
         directory = self._directory / f"crew-{number}"

@@ -77,12 +77,7 @@ class TurnReport(StrictModel):
 
 
 def main(path: Path, orders: IO[str], answers: IO[str]) -> None:
-    """Be a child of the bench.
-
-    Raises:
-        ConfigError: The file is malformed, or as `serve`.
-        PhalanxError: As `serve`.
-    """
+    """Be a child of the bench."""
     settle_numerics(1)
     serve(parse_message(PosttrainSpec, path.read_text(encoding="utf-8")), orders, answers)
 

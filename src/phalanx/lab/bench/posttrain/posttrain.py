@@ -39,21 +39,13 @@ _QUIET_TIMEOUT_S = 120.0
 
 
 def bench_posttrain(quick: bool) -> dict[str, Any]:
-    """Measure both objectives; progress goes to standard error.
-
-    Raises:
-        TrainingError: An arm failed, or the two sides do not learn the same.
-    """
+    """Measure both objectives; progress goes to standard error."""
     plan = PosttrainPlan(turns=2) if quick else PosttrainPlan()
     return measure_posttrain(plan, os.environ.get(PEER_VARIABLE) or None) | {"quick": quick}
 
 
 def measure_posttrain(plan: PosttrainPlan, python: str | None) -> dict[str, Any]:
-    """Let the arms of each objective take turns.
-
-    Args:
-        python: Python of the peer's environment; None leaves its figures null.
-    """
+    """Let the arms of each objective take turns."""
     load = load_average()
     rows: list[dict[str, Any]] = []
     for objective in PEERS:

@@ -28,11 +28,7 @@ Kind = Callable[[random.Random, Sequence[Sequence[str]]], Iterator[Request]]
 
 
 def bench_alerts(quick: bool) -> Row:
-    """Count the alarms of the rules for extraction and drift.
-
-    Raises:
-        DataError: The data files of the tasks are not here.
-    """
+    """Count the alarms of the rules for extraction and drift."""
     load = load_average()
     documents = [text.split() for _, text in clean_documents(5_000)]
     num_keys, num_servers = (10, 5) if quick else (100, 100)

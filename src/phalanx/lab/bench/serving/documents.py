@@ -9,11 +9,7 @@ _WHERE_FROM = "it comes with the data files of the tasks"
 
 
 def clean_documents(count: int) -> list[tuple[str, str]]:
-    """Return kind and text of documents: encyclopedia paragraphs, then answers about medicine.
-
-    Raises:
-        DataError: The data files are not here.
-    """
+    """Return kind and text of documents: encyclopedia paragraphs, then answers about medicine."""
     documents = [("wikitext2", paragraph) for paragraph in paragraphs("wikitext2_test.txt.gz")]
     with gzip.open(find_file(None, "medquad.jsonl.gz", _WHERE_FROM), "rt", encoding="utf-8") as file:
         answers = (json.loads(row)["a"] for row in file)
@@ -22,10 +18,6 @@ def clean_documents(count: int) -> list[tuple[str, str]]:
 
 
 def paragraphs(name: str) -> list[str]:
-    """Return the paragraphs of a data file of encyclopedia articles.
-
-    Raises:
-        DataError: It is not here.
-    """
+    """Return the paragraphs of a data file of encyclopedia articles."""
     with gzip.open(find_file(None, name, _WHERE_FROM), "rt", encoding="utf-8") as file:
         return [row.strip() for row in file if len(row) > 400]

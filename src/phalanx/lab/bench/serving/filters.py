@@ -22,11 +22,7 @@ _CANARIES = ("the canary sings 4711 times at dawn", "my locker code is 93-17-55-
 
 
 def bench_filters(quick: bool) -> Row:
-    """Measure every filter alone and all together, on whole texts and on streams.
-
-    Raises:
-        DataError: The data files of the tasks are not here.
-    """
+    """Measure every filter alone and all together, on whole texts and on streams."""
     load = load_average()
     documents = clean_documents(200 if quick else 5_000)
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:

@@ -30,12 +30,7 @@ _MAX_DOCUMENT_TOKENS = 400
 
 
 def bench_marks(quick: bool) -> dict[str, Any]:
-    """Measure every claim about marked text.
-
-    Raises:
-        DataError: The data files of the tasks are not here.
-        ModelError: The packaged model is not installed.
-    """
+    """Measure every claim about marked text."""
     load, writer = load_average(), open_writer()
     rows = [
         *marginal_rows(10_000 if quick else 100_000),
@@ -49,11 +44,7 @@ def bench_marks(quick: bool) -> dict[str, Any]:
 
 
 def open_writer() -> BatchWriter:
-    """Open the packaged model as a writer of batches.
-
-    Raises:
-        ModelError: It is not installed.
-    """
+    """Open the packaged model as a writer of batches."""
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as spare:
         directory = open_packaged(MODEL, Path(os.environ.get(MODELS_VARIABLE) or spare))
         with quiet_transformers():

@@ -57,12 +57,7 @@ QUICK = ServePlan(streams=(1, 8), turns=1, new_tokens=24, requests=200, crowd=10
 
 
 def bench_serve(quick: bool) -> dict[str, Any]:
-    """Measure the engine, the gateway, a crowd of streams, and counts that outlive ``kill -9``.
-
-    Raises:
-        ModelError: The packaged model is not installed.
-        TrainingError: An arm or a server ended.
-    """
+    """Measure the engine, the gateway, a crowd of streams, and counts that outlive ``kill -9``."""
     load, commit, plan = load_average(), current_commit(), QUICK if quick else ServePlan()
     with scratch_directory() as scratch:
         directory = open_packaged(MODEL, Path(os.environ.get(MODELS_VARIABLE) or scratch))
@@ -93,12 +88,7 @@ def bench_serve(quick: bool) -> dict[str, Any]:
 
 
 def bench_gateway(quick: bool) -> dict[str, Any]:
-    """Measure the gateway alone: added latency and CPU before an engine that writes nothing, and lost throughput.
-
-    Raises:
-        ModelError: The packaged model is not installed.
-        TrainingError: A server ended.
-    """
+    """Measure the gateway alone: added latency and CPU before an engine that writes nothing, and lost throughput."""
     load, commit, turns = load_average(), current_commit(), 1 if quick else 5
     with scratch_directory() as scratch:
         rows = []

@@ -104,12 +104,7 @@ Writer = Callable[[Sequence[list[int]]], list[_TextTimes]]
 
 
 def serve_arm(spec: TextArmSpec, orders: Iterable[str], answers: IO[str]) -> None:
-    """Serve orders until there are no more.
-
-    Raises:
-        ConfigError: An order is malformed.
-        ModelError: The model cannot be opened.
-    """
+    """Serve orders until there are no more."""
     version, write_texts = _ARMS[spec.arm](spec)
 
     def act(order: LoadOrder) -> LoadReport:
@@ -247,11 +242,7 @@ _ARMS: dict[str, Callable[[TextArmSpec], tuple[str, Writer]]] = {
 
 
 def write_gguf(module: str, file: str, precision: Precision, target: Path) -> None:
-    """Write the weights of a packaged GGUF file as float32 or Q8_0, with everything else that the file says.
-
-    Raises:
-        ModelError: The package of the model, or the one that reads it, is not installed.
-    """
+    """Write the weights of a packaged GGUF file as float32 or Q8_0, with everything else that the file says."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
         raise ModelError(f"bench serve: needs the packages gguf and {module}; install phalanx-train[gguf]")
@@ -276,12 +267,7 @@ def write_gguf(module: str, file: str, precision: Precision, target: Path) -> No
 
 
 def main(path: Path, orders: IO[str], answers: IO[str]) -> None:
-    """Be a child of the bench.
-
-    Raises:
-        ConfigError: The file is malformed, or as `serve_arm`.
-        ModelError: As `serve_arm`.
-    """
+    """Be a child of the bench."""
     settle_numerics(1)
     serve_arm(parse_message(TextArmSpec, path.read_text(encoding="utf-8")), orders, answers)
 

@@ -55,11 +55,7 @@ class Arm(AbstractContextManager["Arm"], Protocol):
     """One way to train under attack."""
 
     def step_arm(self, step: int, inputs: StepInputs) -> None:
-        """Run one optimizer step to its end, whatever that is for this arm.
-
-        Raises:
-            NonFiniteLossError: The gradient is NaN or infinite.
-        """
+        """Run one optimizer step to its end, whatever that is for this arm."""
         ...
 
     def current_stages(self) -> Iterator[StageModule]:

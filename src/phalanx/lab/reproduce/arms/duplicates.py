@@ -52,11 +52,7 @@ class DuplicatedBlock:
         return self._copy.runner.take_gradients()
 
     def take_step(self, gradients: Mapping[str, Tensor], lr: float, clip_coefficient: float) -> None:
-        """Take the optimizer step that the stage takes.
-
-        Raises:
-            TrainingError: A gradient is missing or not of its parameter's shape.
-        """
+        """Take the optimizer step that the stage takes."""
         self._copy.optimizer.step(gradients, lr, clip_coefficient)
 
     def drop_graphs(self) -> None:

@@ -29,9 +29,6 @@ def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[st
 
     Args:
         only_finished: Measure nothing; show what earlier calls have finished.
-
-    Returns:
-        Raw rows, a line for each cut, and everything that decided them.
     """
     if size not in SIZES:
         raise ConfigError(f"reproduce leaks: has no --{size}; choices: {', '.join(sorted(SIZES))}")

@@ -41,9 +41,6 @@ class AdapterLab:
     """A runner of cells; the model with its adapter is made at the first use.
 
     The adapter has been trained for one plain step on the host's own text: before its first step half of it is zero.
-
-    Args:
-        texts: Texts, in the form that `LeakLab` takes.
     """
 
     def __init__(self, source: ModelSource, texts: Texts) -> None:

@@ -52,11 +52,7 @@ class LeakCell:
 
 
 class LeakLab:
-    """A runner of cells; text, front and hidden states are made at their first use and stay in memory.
-
-    Args:
-        texts: Source of the host's own text and of the text to recover, ``[sequences, seq]`` each.
-    """
+    """A runner of cells; text, front and hidden states are made at their first use and stay in memory."""
 
     def __init__(self, size: LeakSize, source: ModelSource, texts: Texts, say: Say) -> None:
         self._size, self._source, self._read, self._say = size, source, texts, say

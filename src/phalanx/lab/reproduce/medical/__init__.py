@@ -79,9 +79,6 @@ def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: 
     Returns:
         Raw rows, their summary over the seeds, paired comparisons, and everything that decided them. A task without
         its data is named in `absent`; an arm that cannot be run here has rows without figures.
-
-    Raises:
-        PhalanxError: The model cannot be had, or training cannot go on.
     """
     chosen = SIZES[size]
     cache = cache_directory()

@@ -56,11 +56,7 @@ def missing_part(arm: str) -> str | None:
 
 
 def run_cell(cell: MedicalCell, bench: ArmMaterial) -> Row:
-    """Run one training to its end.
-
-    Returns:
-        The row: the cell, accuracy, macro-F1 and counts; None for what an arm does not have.
-    """
+    """Run one training to its end."""
     started, cpu = time.perf_counter(), time.process_time()
     outcome = ARMS[cell.arm](bench)
     material = bench.material

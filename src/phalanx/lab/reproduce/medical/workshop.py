@@ -24,11 +24,7 @@ _PUBLIC_TEXT = "The patient was admitted to hospital with a fever and was sent h
 
 
 class MedicalLab:
-    """A runner of cells that keeps models, states and clients for the next cell.
-
-    Args:
-        tasks: The labelled texts, by name.
-    """
+    """A runner of cells that keeps models, states and clients for the next cell."""
 
     def __init__(self, size: MedicalSize, tasks: Mapping[str, LabelledExamples], cache: Path, say: Say) -> None:
         self._size, self._tasks, self._cache, self._say = size, tasks, cache, say
@@ -36,11 +32,7 @@ class MedicalLab:
         self._material: tuple[tuple[str, int], Material] | None = None
 
     def __call__(self, cell: MedicalCell) -> Row:
-        """Run one cell.
-
-        Raises:
-            PhalanxError: The model cannot be had, or training cannot go on.
-        """
+        """Run one cell."""
         source, tokenizer, front = self._open_model()
         if self._material is None or self._material[0] != (cell.task, cell.seed):
             material = make_material(self._tasks[cell.task], tokenizer, self._size, cell.seed)

@@ -27,11 +27,7 @@ _WHERE = "Nitro Secure Module"
 
 
 class NsmAttester:
-    """An attester that asks the module for a document with a binding as its user data.
-
-    Args:
-        ask: Sends a request to the device at a path and returns its response.
-    """
+    """An attester that asks the module for a document with a binding as its user data."""
 
     kind = "nitro"
 
@@ -39,11 +35,7 @@ class NsmAttester:
         self._device, self._ask = root / DEVICE, ask or _ask_device
 
     def make_evidence(self, binding: Binding) -> Evidence:
-        """Have the hypervisor sign a binding.
-
-        Raises:
-            NoEvidenceError: This is no Nitro enclave, or the module refuses.
-        """
+        """Have the hypervisor sign a binding."""
         request = encode_cbor(
             {"Attestation": {"user_data": binding.binding_digest(), "nonce": None, "public_key": None}}
         )

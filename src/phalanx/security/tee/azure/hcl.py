@@ -39,11 +39,7 @@ class HclReport:
 
 
 def parse_hcl_report(data: bytes) -> HclReport:
-    """Read a report; zeros may follow, for the NV index is of fixed size.
-
-    Raises:
-        RefusedEvidenceError: Anything else than the report of a confidential VM with SEV-SNP.
-    """
+    """Read a report; zeros may follow, for the NV index is of fixed size."""
     if len(data) > _MAX_BYTES:
         raise malformed_error(_WHERE, f"{len(data)} bytes, allowed {_MAX_BYTES}")
     reader = ByteReader(data, _WHERE)

@@ -78,11 +78,7 @@ def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) 
 
 
 def check_signs_data(leaf: Certificate) -> None:
-    """Check that a certificate's key may sign data.
-
-    Raises:
-        RefusedEvidenceError: Its usage says otherwise, or it is an authority's.
-    """
+    """Check that a certificate's key may sign data."""
     usage = key_usage(leaf)
     if read_basic_constraints(leaf)[0] or (usage is not None and not usage & _SIGNS_DATA):
         raise RefusedEvidenceError(

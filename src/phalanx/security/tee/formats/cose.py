@@ -18,7 +18,6 @@ class Sign1:
     """One signed message, parsed and not verified.
 
     Attributes:
-        algorithm: Algorithm number of the COSE registry.
         signature: Raw bytes of the signature, in COSE's form.
         signed: Bytes that the signature covers.
     """

@@ -12,11 +12,7 @@ _MAX_INTEGER_BYTES = 64
 
 
 class DerReader:
-    """A reader of DER elements from the front of some bytes; only definite, minimal lengths and tags of one byte.
-
-    Args:
-        where: Name of the data in error messages.
-    """
+    """A reader of DER elements from the front of some bytes; only definite, minimal lengths and tags of one byte."""
 
     def __init__(self, data: bytes, where: str) -> None:
         self._reader = ByteReader(data, where)

@@ -10,11 +10,7 @@ def malformed_error(where: str, what: str) -> RefusedEvidenceError:
 
 
 class ByteReader:
-    """A reader of fields from the front of some bytes.
-
-    Args:
-        where: Name of the data in error messages.
-    """
+    """A reader of fields from the front of some bytes."""
 
     def __init__(self, data: bytes, where: str, *, big_endian: bool = False) -> None:
         self._data = data

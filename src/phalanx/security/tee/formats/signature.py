@@ -54,13 +54,6 @@ def check_x509_signature(spki: bytes, algorithm: bytes, signature: bytes, signed
     """Check a signature in the form that certificates and revocation lists have.
 
     Successful checks are remembered: a vendor's chain is the same in every report.
-
-    Args:
-        spki: Public key of the signer.
-        where: Name of the signed data in error messages.
-
-    Raises:
-        RefusedEvidenceError: The signature does not match, or the algorithm is none that is accepted.
     """
     key = load_key(spki, where)
     parameters = DerReader(algorithm, where).enter_element()
@@ -86,11 +79,7 @@ def check_x509_signature(spki: bytes, algorithm: bytes, signature: bytes, signed
 
 
 def check_ecdsa(key: PublicKey, curve: type[ec.EllipticCurve], r: int, s: int, signed: bytes, where: str) -> None:
-    """Verify an ECDSA signature given as two numbers; the curve decides the hash.
-
-    Raises:
-        RefusedEvidenceError: The signature does not match, or the key is of another curve.
-    """
+    """Verify an ECDSA signature given as two numbers; the curve decides the hash."""
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, curve):
         raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_SIGNER, f"{where}: signed by a key of another kind")
     name = {256: "sha256", 384: "sha384", 521: "sha512"}[key.curve.key_size]

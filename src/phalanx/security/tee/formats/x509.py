@@ -37,11 +37,9 @@ class Certificate:
     """One X.509 certificate, parsed and not verified.
 
     Attributes:
-        raw: DER encoding of the whole certificate.
         signed: The part that the issuer signed.
         serial: Serial number; 0 is accepted.
         issuer: DER name; compared byte by byte.
-        subject: DER of the subject's name.
         spki: DER of the public key.
         extensions: Critical or not, and value, by object identifier.
         algorithm: DER of the signature's algorithm.
@@ -87,7 +85,6 @@ class RevocationList:
     Attributes:
         issuer: DER of the issuer's name.
         serials: Numbers of the revoked certificates.
-        signed: The part that the issuer signed.
         algorithm: DER of the signature's algorithm.
     """
 
@@ -102,11 +99,7 @@ class RevocationList:
 
 @lru_cache(maxsize=128)
 def parse_certificate(der: bytes, where: str = "certificate", limit: int = MAX_CERTIFICATE_BYTES) -> Certificate:
-    """Read one certificate from its DER, of so many bytes at most.
-
-    Raises:
-        RefusedEvidenceError: It is not exactly one X.509 version 3 certificate in DER.
-    """
+    """Read one certificate from its DER, of so many bytes at most."""
     if len(der) > limit:
         raise malformed_error(where, f"{len(der)} bytes, allowed {limit}")
     outer, signed, algorithm, signature = _open_envelope(der, where)

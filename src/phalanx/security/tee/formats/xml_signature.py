@@ -31,13 +31,9 @@ def check_signed_document(root: XmlElement, trust: Trust, where: str) -> tuple[C
 
     Args:
         root: The document; its signature is the last child.
-        where: Name of the document in error messages.
 
     Returns:
         The signer's path, leaf first.
-
-    Raises:
-        RefusedEvidenceError: Another form of signature, an altered document, or an untrusted signer.
     """
     signatures = [element for element in root.child_elements if element.expanded_name == (DSIG, "Signature")]
     if len(signatures) != 1 or root.child_elements[-1] is not signatures[0]:

@@ -23,7 +23,6 @@ class XmlElement:
     """One element.
 
     Attributes:
-        tag: Tag in the document's spelling, prefix included.
         attributes: Likewise, namespace declarations left out.
         scope: Namespace by prefix, with the prefixes of all ancestors; ``""`` is the default one.
         children: Elements and text, in order.
@@ -56,11 +55,7 @@ class XmlElement:
 
 
 def parse_xml(data: bytes, where: str) -> XmlElement:
-    """Read one document in UTF-8 and return its root.
-
-    Raises:
-        RefusedEvidenceError: It is no such document, or uses what signed manifests do not.
-    """
+    """Read one document in UTF-8 and return its root."""
     if len(data) > MAX_BYTES:
         raise malformed_error(where, f"{len(data)} bytes, allowed {MAX_BYTES}")
     builder = _TreeBuilder(where)
@@ -121,11 +116,7 @@ class _TreeBuilder:
 
 
 def canonical_xml(element: XmlElement, without: XmlElement | None = None) -> bytes:
-    """Write an element in the canonical form; as a part of its document, with the namespaces that are in scope there.
-
-    Args:
-        without: An element below it that is left out.
-    """
+    """Write an element in the canonical form; as part of its document, with the namespaces that are in scope there."""
     return "".join(_write_element(element, without, {})).encode("utf-8")
 
 

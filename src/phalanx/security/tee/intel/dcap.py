@@ -53,7 +53,6 @@ class CheckedQuote:
     """A quote with sound signatures, chain and TCB.
 
     Attributes:
-        level: TCB level of the whole platform.
         evaluation: Number of the TCB table.
         expires: Earliest end of a certificate or table.
     """

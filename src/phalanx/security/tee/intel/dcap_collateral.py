@@ -56,11 +56,7 @@ class Collateral:
 
 
 def check_collateral(data: bytes, trust: Trust) -> Collateral:
-    """Read and check collateral: one JSON object of strings, as Intel's services return it.
-
-    Raises:
-        RefusedEvidenceError: Malformed, not signed by Intel's TCB key, revoked, of the future or overdue.
-    """
+    """Read and check collateral: one JSON object of strings, as Intel's services return it."""
     parts = _unique_object(data)
     lists = (_read_crl(parts, "root_ca_crl"), _read_crl(parts, "pck_crl"))
     trust = Trust(trust.roots, trust.now, (*trust.crls, *lists), trust.revoked, require_crl=True)

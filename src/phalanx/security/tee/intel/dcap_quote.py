@@ -67,7 +67,6 @@ class Quote:
     Attributes:
         version: 3, 4 or 5.
         tee: `SGX` or `TDX`.
-        signature: Signature of the attestation key, r and s.
         attestation_key: Point on P-256, 64 bytes.
         qe_report: Raw report of the quoting enclave.
         qe: Parsed report of the quoting enclave.

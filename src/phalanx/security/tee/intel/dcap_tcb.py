@@ -105,12 +105,7 @@ class QeIdentity(_Table):
 
 @dataclass(frozen=True)
 class Level:
-    """A status and what Intel says about it.
-
-    Attributes:
-        status: Intel's name of the status.
-        advisories: Names of security advisories that apply.
-    """
+    """A status and what Intel says about it."""
 
     status: Status
     advisories: tuple[str, ...] = ()

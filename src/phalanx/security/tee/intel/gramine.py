@@ -17,11 +17,7 @@ _REPORT_DATA_BYTES = 64
 
 
 class GramineAttester:
-    """An attester that writes a binding and reads the quote over it; the files are the process's own.
-
-    Args:
-        endorsements: Named documents that are sent with the evidence, such as ``collateral``.
-    """
+    """An attester that writes a binding and reads the quote over it; the files are the process's own."""
 
     kind = "sgx"
 

@@ -36,16 +36,7 @@ class ReferenceManifest:
 
 
 def read_manifest(data: bytes, trust: Trust, where: str) -> ReferenceManifest:
-    """Read a manifest and check its signer.
-
-    Args:
-        data: The file, as NVIDIA's service gives it.
-        trust: NVIDIA's root for manifests, clock and revocation.
-        where: Name of the manifest in error messages.
-
-    Raises:
-        RefusedEvidenceError: Malformed, altered, ended, or not NVIDIA's.
-    """
+    """Read a manifest and check its signer."""
     root = parse_xml(data, where)
     path = check_signed_document(root, trust, where)
     if root.expanded_name != (_SWID, "SoftwareIdentity"):

@@ -16,12 +16,7 @@ from phalanx.security.tee.nvidia.spdm import without_padding
 
 
 class NvmlAttester:
-    """An attester that asks one GPU for an SPDM report with a binding as its nonce, and for its certificates.
-
-    Args:
-        endorsements: Named documents that are sent with the evidence, such as ``driver_rim`` and ``vbios_rim``.
-        nvml: The bindings; the installed ones if left out.
-    """
+    """An attester that asks one GPU for an SPDM report with a binding as its nonce, and for its certificates."""
 
     kind = "nv-gpu"
 

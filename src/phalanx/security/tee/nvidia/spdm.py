@@ -26,7 +26,6 @@ class SpdmMeasurements:
 
     Attributes:
         measurements: Values by block number; the first byte, the kind of value, is apart.
-        signed: Request and response without the signature.
         signature: r and s, 96 bytes.
     """
 

@@ -30,9 +30,6 @@ class TpmAttester(Closeable):
         pcrs: PCRs to quote, of the SHA-256 bank.
         endorsements: Named documents that are sent with each piece of evidence, such as ``ek_certificate`` and
             ``chain``.
-
-    Raises:
-        TpmError: The TPM cannot make the key.
     """
 
     kind = "tpm"

@@ -24,11 +24,7 @@ class TpmCounter:
     for steps.
 
     Args:
-        tpm: Used by this object and by others in turn.
         index: NV index of the counter; `create` made it.
-
-    Raises:
-        RollbackError: No counter lies there, or one that a sudden end may turn back.
     """
 
     def __init__(self, tpm: TpmDevice, index: int = FIRST_INDEX) -> None:
@@ -46,11 +42,7 @@ class TpmCounter:
 
     @classmethod
     def create_counter(cls, tpm: TpmDevice, index: int = FIRST_INDEX) -> "TpmCounter":
-        """Make a counter, once for each party and purpose.
-
-        Raises:
-            RollbackError: Something lies at the index already, or the TPM refuses.
-        """
+        """Make a counter, once for each party and purpose."""
         public = (
             struct.pack(">IHI", index, wire.SHA256, _ATTRIBUTES)
             + wire.size_prefixed(b"")

@@ -26,9 +26,6 @@ _SOFTWARE_MAKERS = ("IBM", "MSFT", "GOOG", "AMZN", "XEN", "SW")
 class TpmDevice(Closeable):
     """One connection to a TPM 2.0.
 
-    Args:
-        link: The way to it; used by no other object.
-
     Guarantees:
         Every object and session that a method made is removed again, except a returned handle.
     """

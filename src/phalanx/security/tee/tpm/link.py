@@ -33,11 +33,7 @@ class TpmLink(Protocol):
 
 
 def open_link(address: str = DEFAULT_ADDRESS) -> TpmLink:
-    """Connect to a TPM.
-
-    Raises:
-        TpmError: The address has another form, or no TPM answers there.
-    """
+    """Connect to a TPM."""
     kind, _, rest = address.partition(":")
     try:
         if kind == "device" and rest:

@@ -26,7 +26,6 @@ class TpmSealer:
     An older sealed secret opens as well as a newer one: what must not be turned back needs a counter beside it.
 
     Args:
-        tpm: Used by this object and by others in turn.
         pcrs: PCRs that stand for the state, of the SHA-256 bank.
     """
 
@@ -34,11 +33,7 @@ class TpmSealer:
         self._tpm, self._pcrs = tpm, tuple(sorted(set(pcrs)))
 
     def seal_secret(self, secret: bytes | bytearray) -> bytes:
-        """Seal a key of at most 128 bytes; the result may lie anywhere.
-
-        Raises:
-            TpmError: Too long, empty, or the TPM refuses.
-        """
+        """Seal a key of at most 128 bytes; the result may lie anywhere."""
         if not 1 <= len(secret) <= MAX_SECRET_BYTES:
             raise TpmError(f"{_WHERE}: {len(secret)} bytes, a TPM takes 1 to {MAX_SECRET_BYTES}; seal a key instead")
         policy = wire.pcr_policy(wire.pcr_selection(self._pcrs), self._tpm.read_pcrs(self._pcrs).values())

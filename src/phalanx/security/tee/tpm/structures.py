@@ -27,7 +27,6 @@ class TpmQuote:
     """TPMS_ATTEST of a quote.
 
     Attributes:
-        signer: Qualified name of the key.
         extra_data: Data that the verifier had the TPM sign.
         restart_count: Number of restarts since the last reset.
         safe: Whether the TPM's clock is known not to have gone back.

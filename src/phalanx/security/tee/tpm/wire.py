@@ -79,9 +79,6 @@ def decode_response(code: TpmCommand, data: bytes, *, with_handle: bool) -> tupl
 
     Returns:
         The handle in it, or 0, and its parameters.
-
-    Raises:
-        TpmError: The TPM refused the command, or the response is none.
     """
     place = f"response to {code.name}"
     reader = TpmResponse(data, place, big_endian=True)

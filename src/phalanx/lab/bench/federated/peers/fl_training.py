@@ -85,11 +85,7 @@ class LocalTraining:
 
 
 class OrderedRounds:
-    """The server's rounds, which wait for orders and are answered for.
-
-    Args:
-        spec: The order of the bench.
-    """
+    """The server's rounds, which wait for orders and are answered for."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._sites, self._directory = list(spec["sites"]), Path(spec["directory"])
