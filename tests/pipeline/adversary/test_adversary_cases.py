@@ -72,6 +72,21 @@ FOUND = {
             )
         },
     ),
+    "3, variant: the input of an urgent audit is shown to the auditor at once, and to the owner too late": Schedule(
+        "K3 two stages",
+        {
+            1: (
+                Act(At("tensor", 0, stage=2), Send(payload="nan")),
+                *(
+                    Act(
+                        At("fetched", 0, nth=nth, peer="owner"),
+                        Send((Alter(("evidence",), "absent"),), payload="one bit"),
+                    )
+                    for nth in range(3)
+                ),
+            )
+        },
+    ),
     "4: an auditor's report of another epoch beside each makes the log of the owner unprovable": Schedule(
         "K3", {1: (Act(At("audit_report", **ALWAYS), Send((Alter(("epoch",), "ahead"),), when="behind")),)}
     ),
