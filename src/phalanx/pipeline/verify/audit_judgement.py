@@ -211,7 +211,7 @@ class AuditJudgement:
 
     async def _judge_dispute(self, dispute: Dispute) -> Judgement | None:
         facts, report = self._facts, dispute.report
-        place = {"step": report.step, "stage": report.stage, "microbatch": report.microbatch}
+        place: dict[str, object] = {"step": report.step, "stage": report.stage, "microbatch": report.microbatch}
         place |= {"direction": dispute.direction, "accuser": dispute.accuser}
         facts.observe("alarm", place)
         signed = {"report": facts.record.header_of(dispute.accuser, report), **dispute.signed_states(facts)}
