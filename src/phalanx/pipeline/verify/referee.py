@@ -219,8 +219,9 @@ class Referee:
             tensor = await self._fetch_input(dispute, direction)
             if tensor is None:
                 # a stage answers for the inputs that it shows, else their sender does: its signature is on them
+                sender = dispute.sender_of_input(direction)
                 is_shown = dispute.inputs[direction].shown_by == dispute.holder
-                party = dispute.holder if is_shown else dispute.sender_of_input(direction)
+                party = dispute.holder if is_shown or sender == OWNER else sender
                 reason = f"sent no {direction} input of the signed digest"
                 return self._guilty_verdict(dispute, party, "transfer", reason), ComparedTensors()
             inputs.append(tensor)
