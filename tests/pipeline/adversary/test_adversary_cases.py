@@ -31,6 +31,18 @@ FOUND = {
             )
         },
     ),
+    "1, variant: in every step an activation's sender finds the answer odd before it is there": Schedule(
+        "K4",
+        {
+            1: (
+                Act(
+                    At("tensor", **ALWAYS),
+                    Say("screen_hit", (Alter(("source",), "=2"), Alter(("direction",), BACKWARD))),
+                ),
+            )
+        },
+        steps=4,
+    ),
     "2: a shadow dies behind the decision, and the update that nobody else has is a lie": Schedule(
         "K4 spare", {1: (Act(At("apply", 0, event="gets"), Lie("weights")),), 3: (Act(At("applied", 1), Crash()),)}
     ),
