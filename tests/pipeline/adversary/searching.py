@@ -34,6 +34,8 @@ no honest run has, and at all others; lies in computations; parties that leave, 
 """
 PAIRS_IN_A_ROW = 16
 """Beside one schedule, before another one is drawn."""
+MAX_OPEN_SEEDS = 4
+"""Of a setting, with all schedules beside them in memory; another one is played again for its points."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class _Seed:
 
     def __init__(self, record: SeedRecord, schedule: Schedule, outcome: Outcome) -> None:
         self.record, self.schedule, self.outcome = record, schedule, outcome
-        self.beside: list[Schedule] = []
+        self.beside: Sequence[Schedule] = ()
 
 
 class Search:
@@ -128,6 +130,7 @@ class Search:
         self._names = COMPANIES[setting.company].names
         self._traces: set[str] = set()
         self._seeds: dict[str, _Seed] = {}
+        self._num_beside: dict[str, int] = {}
         self._lists: dict[str, list[Schedule]] = {}
         numbers = range(1, len(self._names) + 1)
         self._plain = Schedule(setting.company, {n: () for n in numbers}, steps=COMPANIES[setting.company].steps)
@@ -280,16 +283,21 @@ class Search:
         return seed.beside[record.done - 1]
 
     def _acts_left(self, record: SeedRecord) -> bool:
-        seed = self._seeds.get(record.schedule)
-        return seed is None or record.done < len(seed.beside)
+        return record.done < self._num_beside.get(record.schedule, record.done + 1)
 
     def _seed_of(self, record: SeedRecord) -> _Seed:
-        if record.schedule not in self._seeds:
+        seed = self._seeds.pop(record.schedule, None)
+        if seed is None:
             schedule = read_schedule(record.schedule)
             outcome = self._judge(schedule)
-            seed = self._seeds[record.schedule] = _Seed(record, schedule, outcome or Outcome())
-            seed.beside = self._schedules_beside(seed) if outcome is not None else []
-        return self._seeds[record.schedule]
+            seed = _Seed(record, schedule, outcome or Outcome())
+            seed.beside = self._schedules_beside(seed) if outcome is not None else ()
+            self._num_beside[record.schedule] = len(seed.beside)
+        # the one that was used last comes last
+        self._seeds[record.schedule] = seed
+        while len(self._seeds) > MAX_OPEN_SEEDS:
+            del self._seeds[next(iter(self._seeds))]
+        return seed
 
     def _schedules_beside(self, seed: _Seed) -> list[Schedule]:
         """A schedule with each act more that can be done, mixed by `POOLS`; as a rule where no honest run comes by."""

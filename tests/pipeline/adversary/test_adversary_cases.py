@@ -31,6 +31,18 @@ FOUND = {
             )
         },
     ),
+    "1, variant: in every step an activation's sender finds the answer odd before it is there": Schedule(
+        "K4",
+        {
+            1: (
+                Act(
+                    At("tensor", **ALWAYS),
+                    Say("screen_hit", (Alter(("source",), "=2"), Alter(("direction",), BACKWARD))),
+                ),
+            )
+        },
+        steps=4,
+    ),
     "2: a shadow dies behind the decision, and the update that nobody else has is a lie": Schedule(
         "K4 spare", {1: (Act(At("apply", 0, event="gets"), Lie("weights")),), 3: (Act(At("applied", 1), Crash()),)}
     ),
@@ -68,6 +80,21 @@ FOUND = {
                 Act(
                     At("ready", **ALWAYS),
                     Send((Alter(("epoch",), "ahead"), Alter(("states", 0, "weights"), "altered")), when="behind"),
+                ),
+            )
+        },
+    ),
+    "3, variant: the input of an urgent audit is shown to the auditor at once, and to the owner too late": Schedule(
+        "K3 two stages",
+        {
+            1: (
+                Act(At("tensor", 0, stage=2), Send(payload="nan")),
+                *(
+                    Act(
+                        At("fetched", 0, nth=nth, peer="owner"),
+                        Send((Alter(("evidence",), "absent"),), payload="one bit"),
+                    )
+                    for nth in range(3)
                 ),
             )
         },

@@ -81,7 +81,7 @@ def test_what_a_leaving_holder_had_goes_to_its_shadow():
 
 
 def test_whoever_gives_a_stage_away_sends_its_state():
-    old = Assignment({0: OWNER, 1: "worker-1", 2: "worker-1", 3: OWNER}, {1: OWNER, 2: OWNER})
+    old = Assignment({0: OWNER, 1: "worker-1", 2: "worker-1", 3: OWNER}, {1: "worker-3", 2: "worker-3"})
     new = Assignment({0: OWNER, 1: "worker-1", 2: "worker-2", 3: OWNER}, {1: "worker-2", 2: "worker-1"})
 
     roles = roles_of(new, old, {"worker-1", "worker-2", OWNER})

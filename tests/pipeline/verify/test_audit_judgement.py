@@ -113,18 +113,29 @@ def test_a_sender_that_signed_two_tensors_for_one_message_is_named_by_both(world
     assert judgement.headers == {"told_stage": known, "told_auditor": told}
 
 
-def test_without_an_input_that_the_stage_never_showed_nothing_is_decided(world):
-    world.lie(-world.truth("forward"))
+def test_whoever_keeps_back_what_it_sent_to_a_stage_that_does_not_show_it_answers_for_it(world):
+    world.lie(-world.truth("backward"), "backward")
     known = {key: said for key, said in world.facts.ledger.messages.items() if key[0] == STAGE}
-    report, judge = world.report(), judge_of(world)
-    for party in (OWNER, HOLDER):
-        world.tensors[(party, 0, "forward", 0, False)] = None
+    report = world.report()
+    for party in (SHADOW, HOLDER):
+        world.tensors[(party, 2, "backward", 0, False)] = None
 
-    judgement = world.judge_page(judge.weigh_report(SHADOW, report, known, BOTH))
+    judgement = world.judge_page(judge_of(world).weigh_report(SHADOW, report, known, BOTH))
 
-    assert judgement is None
-    assert judge.undecided_orders == {report.order}
-    assert [kind for kind, _ in world.events] == ["alarm", "dismissed"]
+    assert (judgement.verdict.party, judgement.verdict.offence) == (SHADOW, "transfer")
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_an_auditor_that_shows_no_input_beside_a_stage_that_shows_none_is_to_go(world, left_out):
+    """Attackers: a stage and its auditor in league, who would leave the referee with nothing to recompute from."""
+    known = {key: said for key, said in world.facts.ledger.messages.items() if key[0] == STAGE}
+    shown = list(world.report().inputs)
+    del shown[left_out]
+
+    report = world.report(inputs=tuple(shown))
+    judgement = world.judge_page(judge_of(world).weigh_report(SHADOW, report, known, BOTH))
+
+    assert (judgement.verdict.party, judgement.verdict.offence) == (SHADOW, "transfer")
 
 
 # --- other numeric classes -------------------------------------------------------------------------------------------

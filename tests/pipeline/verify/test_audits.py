@@ -199,16 +199,17 @@ def test_an_odd_message_that_is_a_lie_is_not_released(office):
     assert (SHADOW, "release") not in office.posted
 
 
-def test_an_odd_message_that_could_not_be_judged_is_not_released(office):
+def test_an_odd_message_whose_input_is_kept_back_is_not_released(office):
     office.world.lie(torch.zeros(office.facts.plan.hidden_shape))
     report = office.honest_report(directions=("forward",), order=office.ask_urgently(hit()))
-    # neither end shows the input, so that nobody has signed for it
+    # neither end brings the input, and the owner never keeps back what it sent
     for party in (OWNER, HOLDER):
         office.world.tensors[(party, 0, "forward", 0, False)] = None
     office.audits.add_report(SHADOW, report)
 
-    assert office.weigh() is None
+    verdict = office.weigh().verdict
 
+    assert (verdict.party, verdict.offence) == (HOLDER, "transfer")
     assert (SHADOW, "release") not in office.posted
     assert list(office.audits.screened) == [(STAGE, "forward", 0)]
 

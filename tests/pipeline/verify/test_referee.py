@@ -125,17 +125,18 @@ def test_of_two_that_can_bring_an_input_one_is_enough(world, referee):
     assert (verdict.party, verdict.offence) == (HOLDER, "message")
 
 
-def test_an_input_that_the_stage_never_signed_for_convicts_nobody_when_it_is_gone(world, referee):
-    found = dispute(world, world.report())
+def test_for_an_input_that_the_stage_never_showed_its_sender_answers(world, referee):
+    found = dispute(world, world.report(), "backward")
     shown_by_the_accuser = {name: replace(given, shown_by=SHADOW) for name, given in found.inputs.items()}
-    for party in (OWNER, HOLDER):
-        world.tensors[(party, 0, "forward", 0, False)] = None
+    for party in (SHADOW, HOLDER):
+        world.tensors[(party, 2, "backward", 0, False)] = None
 
     verdict, compared = world.judge_page(
-        referee.judge_message(dispute(world, found.report, inputs=shown_by_the_accuser))
+        referee.judge_message(dispute(world, found.report, "backward", inputs=shown_by_the_accuser))
     )
 
-    assert (verdict, compared.tensors) == (None, {})
+    # it holds stage 2, and has signed what came from there
+    assert (verdict.party, verdict.offence, compared.tensors) == (SHADOW, "transfer", {})
 
 
 def test_a_referee_that_has_the_stage_asks_nobody_for_it(world, referee):

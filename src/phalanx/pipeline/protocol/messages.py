@@ -82,7 +82,7 @@ class TensorMessage(StepMessage):
         """Make a message about this tensor; `more` has the fields of its kind."""
         source, direction, microbatch = key
         place = {"epoch": epoch, "step": step, "microbatch": microbatch, "direction": direction, "source": source}
-        return cls.model_validate(place | more)
+        return cls.model_validate({**place, **more})
 
     @property
     def key(self) -> MessageKey:

@@ -65,8 +65,6 @@ class AuditJudgement:
         self._watch = watch
         self.leaning_stages: set[int] = set()
         """Stages with messages that drift to one side below the tolerance: to be audited in full from now on."""
-        self.undecided_orders: set[int] = set()
-        """Orders with disputes that the referee could not settle, because no party brought an input."""
         self._facts = facts
         self._referee = referee
 
@@ -168,6 +166,10 @@ class AuditJudgement:
                 return facts.make_judgement(
                     "equivocation", sender, source, reason, step=report.step, accuser=auditor, headers=told_headers
                 )
+        if not inputs.keys() >= {"forward", *report.digests}:
+            # whoever recomputes has them, and the stage has not shown them either
+            reason = f"stage {stage}, microbatch {report.microbatch}: {auditor} shows no header of its inputs"
+            return facts.make_judgement("transfer", auditor, stage, reason, step=report.step)
         return None
 
     async def _is_output_confirmed(
@@ -209,15 +211,13 @@ class AuditJudgement:
 
     async def _judge_dispute(self, dispute: Dispute) -> Judgement | None:
         facts, report = self._facts, dispute.report
-        place = {"step": report.step, "stage": report.stage, "microbatch": report.microbatch}
+        place: dict[str, object] = {"step": report.step, "stage": report.stage, "microbatch": report.microbatch}
         place |= {"direction": dispute.direction, "accuser": dispute.accuser}
         facts.observe("alarm", place)
         signed = {"report": facts.record.header_of(dispute.accuser, report), **dispute.signed_states(facts)}
         verdict, compared = await self._referee.judge_message(dispute)
         work = self._referee.take_work()
         if verdict is None:
-            if not compared.tensors:
-                self.undecided_orders.add(report.order)
             facts.observe("dismissed", {**place, "referee": work.model_dump()})
             return None
         return Judgement(verdict, compared, dispute.signed_headers() | present_headers(signed), work)

@@ -151,7 +151,6 @@ class Audits:
         ]
         self._doubted.clear()
         self._urgent_orders.clear()
-        self._reports.undecided_orders.clear()
 
     def draw_audits(self) -> None:
         """Draw the step's audits and ask for them."""
@@ -253,6 +252,6 @@ class Audits:
             return None
         messages = await self._reports.fetch_early_commitments(hit)
         judgement = await self._reports.weigh_report(auditor, report, messages, directions_of(hit))
-        if judgement is None and report.order not in self._reports.undecided_orders:
+        if judgement is None:
             self._audit_requests.release_screened(self.screened.pop(hit.key))
         return judgement

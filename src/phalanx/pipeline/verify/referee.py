@@ -82,6 +82,10 @@ class Dispute:
         """The party that served the stage."""
         return self.assignment.holders[self.report.stage]
 
+    def sender_of_input(self, direction: Direction) -> str:
+        """The party that sent the stage its input of one direction."""
+        return self.assignment.holders[self.report.stage + (-1 if direction == "forward" else 1)]
+
     def signed_headers(self) -> dict[str, PassedOnHeader]:
         """Return the signed headers about it: the disputed message and its inputs."""
         return {"output": self.output.header} | {
@@ -203,25 +207,24 @@ class Referee:
             copy: The stage, if the referee has it already; else the accuser is asked for its weights.
 
         Returns:
-            The verdict, and its tensors; None within tolerance, or where an input lacks that the holder never showed.
+            The verdict, and its tensors; None within tolerance.
         """
         report = dispute.report
         copy = copy or await self.fetch_weights(report.epoch, report.step, report.stage, dispute.accuser, dispute.state)
         if copy is None:
             return self._guilty_verdict(dispute, dispute.accuser, "transfer", _OTHER_WEIGHTS), ComparedTensors()
         directions: tuple[Direction, ...] = ("forward", "backward") if dispute.direction == "backward" else ("forward",)
-        tensors_found = [await self._fetch_input(dispute, direction) for direction in directions]
-        inputs = [tensor for tensor in tensors_found if tensor is not None]
-        if len(inputs) < len(directions):
-            shown_by = {
-                dispute.inputs[direction].shown_by
-                for direction, x in zip(directions, tensors_found, strict=True)
-                if x is None
-            }
-            if shown_by != {dispute.holder}:
-                return None, ComparedTensors()
-            reason = "sent no input with the committed digest"
-            return self._guilty_verdict(dispute, dispute.holder, "transfer", reason), ComparedTensors()
+        inputs = list[Tensor]()
+        for direction in directions:
+            tensor = await self._fetch_input(dispute, direction)
+            if tensor is None:
+                # a stage answers for the inputs that it shows, else their sender does: its signature is on them
+                sender = dispute.sender_of_input(direction)
+                is_shown = dispute.inputs[direction].shown_by == dispute.holder
+                party = dispute.holder if is_shown or sender == OWNER else sender
+                reason = f"sent no {direction} input of the signed digest"
+                return self._guilty_verdict(dispute, party, "transfer", reason), ComparedTensors()
+            inputs.append(tensor)
         reported, claim = report.digests[dispute.direction], None
         if dispute.accuser != OWNER:
             claim = await self._fetch_tensor(dispute, dispute.key, (dispute.accuser,), reported, claim=True)
@@ -420,8 +423,8 @@ class Referee:
         return copy if copy.weights_digest() == state.weights else None
 
     async def _fetch_input(self, dispute: Dispute, direction: Direction) -> Tensor | None:
-        source = dispute.report.stage - 1 if direction == "forward" else dispute.report.stage + 1
-        parties = (dispute.assignment.holders[source], dispute.holder)
+        source = dispute.report.stage + (-1 if direction == "forward" else 1)
+        parties = (dispute.sender_of_input(direction), dispute.holder)
         key: MessageKey = (source, direction, dispute.report.microbatch)
         return await self._fetch_tensor(dispute, key, parties, dispute.inputs[direction].digest)
 

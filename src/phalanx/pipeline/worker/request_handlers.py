@@ -82,12 +82,23 @@ def answer_fetch(context: PartyContext, roles: Roles, sender: str, message: Fetc
         )
     tensor = _find_claim(roles, message) if message.claim else _find_message(roles, message)
     if tensor is None and sender != OWNER:
+        # an odd message may be audited before all of its inputs are there: they go to the auditor when they are sent
+        is_to_come = message.source in roles.hosted and message.step in (roles.step, roles.step + 1)
+        if is_to_come and message.microbatch < context.plan.microbatches:
+            roles.awaited_tensors[(message.step, message.key)] = sender, message
         return
     header = None if tensor is None else tensor.header
     more = {"claim": message.claim, "evidence": header, "request": message.request}
     answer = FetchReply.about_key(message.epoch, message.step, message.key, more)
     # the owner asks several parties in turn: an empty answer spares it the wait
     context.post(sender, answer, () if tensor is None else (tensor_buffers(tensor.tensor),))
+
+
+def answer_awaited(context: PartyContext, roles: Roles, step: int, key: MessageKey) -> None:
+    """Send a tensor that was just sent to its receiver to an auditor that has asked for it before."""
+    awaited = roles.awaited_tensors.pop((step, key), None)
+    if awaited is not None:
+        answer_fetch(context, roles, *awaited)
 
 
 def answer_ask(context: PartyContext, roles: Roles, message: Ask) -> None:

@@ -10,7 +10,7 @@ from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import FrameError, NoHolderError
 from phalanx.pipeline.assignment.assignment import Assignment, assignment_of
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.protocol.messages import Assign, Bulk, FetchBulk, NoiseKeys, Role
+from phalanx.pipeline.protocol.messages import Assign, Bulk, Fetch, FetchBulk, MessageKey, NoiseKeys, Role
 from phalanx.pipeline.protocol.signed import StatementReader
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver, Post, send_bulk
 from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, leave_unwrapped
@@ -80,6 +80,8 @@ class Roles:
         """What was held and shadowed and is in other hands now, until a step has ended well without it."""
         self.noise_keys: dict[int, bytes] = {}
         """Keys of the noise of this epoch, by stage; none where rows are not hidden."""
+        self.awaited_tensors: dict[tuple[int, MessageKey], tuple[str, Fetch]] = {}
+        """Tensors that this party has not sent yet, by step, with the auditor that asked for each."""
         self.loading: dict[int, tuple[StageCopy, BulkReceiver, str]] = {}
         self.library = library
         self._kept_library: BuildHeldStage | None = None
@@ -95,6 +97,7 @@ class Roles:
         self.assignment = assignment_of(assign.roles)
         self.loading.clear()
         self.noise_keys.clear()
+        self.awaited_tensors.clear()
         before = (dict(self.hosted), dict(self.shadows))
         for role in assign.roles:
             if self.name in role.newcomers:

@@ -21,6 +21,7 @@ from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import send_bulk, transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Screen
+from phalanx.pipeline.worker.request_handlers import answer_awaited
 from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.pipeline.worker.stages import HostedStage, SentTensor
 from phalanx.planner.schedules import Direction
@@ -139,6 +140,7 @@ class ServedStages:
             receiver = self._roles.assignment.holders[target]
             header = self._context.post(receiver, message, (tensor_buffers(tensor),))
         holder.sent[(direction, microbatch)] = SentTensor(tensor, header)
+        answer_awaited(self._context, self._roles, holder.step, key)
 
     def _commit_step(self, holder: HostedStage) -> None:
         context = self._context
