@@ -38,7 +38,7 @@ class ThreadStack(StrictModel):
 
 
 class PartyStacks(StrictModel):
-    """The stacks of a party's threads, the main thread's first: what it claims, and nobody can check."""
+    """The stacks of a party's threads, the main thread's first: a claim that nobody can check."""
 
     threads: Annotated[tuple[ThreadStack, ...], Field(max_length=_MAX_THREADS)]
 

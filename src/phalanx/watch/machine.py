@@ -31,7 +31,7 @@ class MachineReading:
     Attributes:
         cpu_share: Share of all cores since the last look.
         sent_per_s: Bytes a second that left over all network devices, loopback among them, since the last look.
-        gpus: Of NVIDIA, where their bindings are installed (extra ``nvidia``) and the driver answers.
+        gpus: NVIDIA's, where their bindings are installed (extra ``nvidia``) and the driver answers.
     """
 
     cpu_share: float

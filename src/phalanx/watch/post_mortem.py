@@ -91,7 +91,7 @@ class PostMortem:
         last_good_step: Number of the last applied step; None before the first.
         checkpoint: Step of the newest checkpoint that is not in doubt; None where there is none.
         lost: Steps and batches that are lost, in a sentence.
-        stacks: Stacks of the owner and of local processes, by name; of a remote worker what it claims.
+        stacks: Stacks of the owner and of local processes, by name; a remote worker's are its claim.
         also: Further events of the same run that somebody should know of.
     """
 

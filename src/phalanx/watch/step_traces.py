@@ -78,7 +78,7 @@ class StepTraces(Closeable):
                 # workers report a step after it was applied, so with the line of the next one
                 self._send_parties(row.get("party_phases"))
                 self._send_step(row, row["time"], row["wall_s"])
-                # what the owner knows of sites and clients is of the round itself
+                # times of sites and clients are of the round itself
                 self._send_parties(row.get("party_phases"))
 
     def send_last_parties(self, summary: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ class SiteAnswer:
         payload: Bytes that belong to it.
         fault: Why there is none, or why it is of no use; empty where it is.
         culprit: The site that it blames for a fault; empty where it blames none.
-        seconds: From the order to the answer, by the owner's clock.
+        seconds: Time from the order to the answer, by the owner's clock.
     """
 
     site: str

@@ -20,7 +20,7 @@ class RemoteStacks(Closeable):
     """Asks remote workers for the stacks of their threads, each once, beside the run and its frames.
 
     Args:
-        addresses: Where each worker listens; read when it is asked.
+        addresses: Address of each worker; read when it is asked.
 
     Guarantees:
         A run waits for no answer; its end waits for those under way, `_ANSWER_S` at most. An answer is a claim, and
