@@ -82,8 +82,8 @@ def prove_line(
 
         owner, signer = _open_signer(run_dir, origin)
         written = {f"{out}.{name}": receipt for name, receipt in make_receipts(proof, owner, signer).items()}
-    for file, content in {str(out): proof.to_bytes(), **written}.items():
-        replace_synced(Path(file), content)
+    for name, content in {str(out): proof.to_bytes(), **written}.items():
+        replace_synced(Path(name), content)
     print_line(f"{out}: line {line} of {signed.checkpoint.head.size}")
     return Answer({"file": out, "receipts": list(written), "line": line, "entries": signed.checkpoint.head.size})
 
