@@ -88,7 +88,7 @@ class TokenSource:
     """Where the token files of a dataset lie that are not in its directory.
 
     Attributes:
-        fetch: Brings bytes of one.
+        fetch: Brings a range of bytes of one of them.
         cache_bytes: Tokens that are kept in memory.
     """
 
