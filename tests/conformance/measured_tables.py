@@ -372,6 +372,7 @@ def transports(result: Result) -> Iterator[str]:
             f"`{row['defence']}`",
             row["lie"],
             *map(str, found),
+            either(row["ended_in_step"], "d"),
             f"{row['sent_bytes'] / MIB:.1f}",
             f"{row['sent_bytes'] / base['sent_bytes']:.2f}",
             "-" if server is None else f"{server / MIB:.1f}",

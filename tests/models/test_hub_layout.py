@@ -10,7 +10,7 @@ from planned_models import MIXTURES, NO_WINDOWS, OTHERWISE, PLANNED
 from safetensors.torch import load_file, save_file
 from test_encoder_decoder import ARCHITECTURES as T5
 from test_encoders import ARCHITECTURES as ENCODERS
-from tiny_models import ARCHITECTURES, VOCAB, Held, build_all, chain, some_ids, without_dropout
+from tiny_models import ARCHITECTURES, VOCAB, Held, build_all, chain, some_ids, with_own_memory, without_dropout
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -74,10 +74,7 @@ def exported(source, out, **options):
     )
     model, problems = kind.from_pretrained(out, local_files_only=True, output_loading_info=True)
     assert not any(problems.values()), problems
-    for value in model.parameters():
-        # what is mapped from a file may lie at any address, and products of it then round otherwise
-        value.data = value.data.clone()
-    return model.eval()
+    return with_own_memory(model).eval()
 
 
 @pytest.mark.parametrize("name", quick_or_slow(CLASSES, QUICK))

@@ -235,7 +235,7 @@ def test_tokens_that_see_later_ones_are_refused_in_layers_with_a_window(cache):
             "layer_types: found 'chunked_attention'; stages carry full_attention and sliding_attention",
         ),
         (PLANNED["mixtral"] | {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1: stages cannot carry it"),
-        (PLANNED["mixtral"] | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 of num_local_experts 4; lower it"),
+        (PLANNED["mixtral"] | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 of num_experts 4; lower it"),
         (PLANNED["qwen2_moe"] | {"mlp_only_layers": [1]}, "carry blocks that all have experts; leave both out"),
         (PLANNED["qwen2"] | {"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide num_attention_heads 4"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from planned_models import MIXTURES, PLANNED
-from tiny_models import LAYERS, VOCAB, build_all, chain, named, some_ids
+from tiny_models import LAYERS, VOCAB, build_all, chain, named, some_ids, with_own_memory
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
@@ -28,7 +28,8 @@ def source_of(cache, **changes):
 
 def whole_gradients(source, ids, share):
     """Gradients of transformers' whole model, with the loss of each router as transformers has it of one layer."""
-    model = AutoModelForCausalLM.from_pretrained(source.directory, dtype=torch.float32, local_files_only=True).train()
+    model = AutoModelForCausalLM.from_pretrained(source.directory, dtype=torch.float32, local_files_only=True)
+    with_own_memory(model).train()
     found = model(input_ids=ids, use_cache=False, output_router_logits=True)
     total = model.loss_function(found.logits, ids, vocab_size=VOCAB)
     for logits in found.router_logits:

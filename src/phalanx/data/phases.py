@@ -1,9 +1,9 @@
 """What a run file says of the order of its data: a dataset of shards, phases, limits and packing."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.data.sources.files import Location
@@ -22,6 +22,18 @@ class DatasetTokenizerConfig(StrictModel):
     kind: Literal["dataset"] = "dataset"
 
 
+class StreamConfig(StrictModel):
+    """Tokens of a dataset in an object store that are fetched when they are read, in place of a copy of all.
+
+    Attributes:
+        cache_bytes: Tokens that a process keeps in memory for further reads.
+        max_fetched_bytes: The most that a process fetches from the store; left out, there is no such limit.
+    """
+
+    cache_bytes: int = Field(default=2**28, ge=2**22)
+    max_fetched_bytes: int | None = Field(default=None, ge=1)
+
+
 class DatasetConfig(StrictModel):
     """Token shards that ``phalanx data build`` has made.
 
@@ -30,6 +42,7 @@ class DatasetConfig(StrictModel):
         signer: Fingerprint of the key that must have signed its manifest; left out, any valid signature will do, and
             the console tells the fingerprint.
         groups: Those that are used; left out, all.
+        stream: Fetches tokens of an address as they are read; left out, the dataset is copied.
         weights: Weight of each group in phases that give none; left out, its recipe's weights of the sources of each
             group, or, where one of them has none, the number of sequences of each group.
     """
@@ -39,9 +52,18 @@ class DatasetConfig(StrictModel):
     key_file: Path | None = None
     groups: Annotated[tuple[GroupName, ...], Field(max_length=1000)] = ()
     weights: Weights = Field(default={})
+    stream: StreamConfig | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a stream that is not there, so that run files of before keep their digests."""
+        sections: dict[str, Any] = write(self)
+        return {name: value for name, value in sections.items() if name != "stream" or value is not None}
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
+        if self.stream is not None and isinstance(self.path, Path):
+            raise ValueError("stream: the dataset is in a directory, which is read in place; remove it")
         if len(set(self.groups)) < len(self.groups):
             raise ValueError("groups: a name appears twice; list each once")
         check_weights(self.weights, "weights")
@@ -85,8 +107,9 @@ class CurriculumConfig(StrictModel):
     """An order of sequences within a phase.
 
     Attributes:
-        by: ``length``, the tokens of a document, or a field of the dataset's documents that holds numbers, such as
-            ``quality``. A sequence of several documents has their mean, weighed by tokens.
+        by: ``length``, the tokens of a document, ``place``, its number in the dataset, or a field of the dataset's
+            documents that holds numbers, such as ``quality``. A sequence of several documents has their mean, weighed
+            by tokens.
         buckets: Parts of equal size, in the order of the score; within one the order is random.
     """
 

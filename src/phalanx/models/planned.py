@@ -11,7 +11,7 @@ from phalanx.errors import ModelError
 from phalanx.models.config_keys import OLD_KEYS
 from phalanx.models.family import CAUSAL, AttentionPattern, Family, attention_mask
 from phalanx.models.routing import RouterBalance
-from phalanx.planner.model.families import FAMILIES, ExpertsRule, SlicingRule
+from phalanx.planner.model.families import FAMILIES, SlicingRule
 
 ROUTER = "mlp.gate"
 """The module of a block that gives logits of experts, their scores, and which are asked."""
@@ -19,13 +19,13 @@ _MLP = ".mlp."
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def _experts_objection(hub_config: Any, rule: ExpertsRule) -> str | None:
+def _experts_objection(hub_config: Any) -> str | None:
     """Refuse blocks without experts among others, and more experts asked than there are."""
     if getattr(hub_config, "mlp_only_layers", None) or getattr(hub_config, "decoder_sparse_step", 1) != 1:
         return "mlp_only_layers or decoder_sparse_step: stages carry blocks that all have experts; leave both out"
-    count, asked = getattr(hub_config, rule.count[0]), hub_config.num_experts_per_tok
+    count, asked = hub_config.num_experts, hub_config.num_experts_per_tok
     if not 1 <= asked <= count:
-        return f"num_experts_per_tok {asked} of {rule.count[0]} {count}; lower it"
+        return f"num_experts_per_tok {asked} of num_experts {count}; lower it"
     return None
 
 
@@ -83,7 +83,7 @@ class FamilyByPlan(Family):
         heads, shared = hub_config.num_attention_heads, getattr(hub_config, "num_key_value_heads", None)
         if shared is not None and (shared < 1 or heads % shared):
             return f"num_key_value_heads {shared} does not divide num_attention_heads {heads}; change one"
-        return None if self._experts is None else _experts_objection(hub_config, self._experts)
+        return None if self._experts is None else _experts_objection(hub_config)
 
     def hub_name(self, name: str) -> str:
         if self._experts is not None:
@@ -104,8 +104,7 @@ class FamilyByPlan(Family):
         if self._experts is None or not (hub_config.output_router_logits and share):
             return None
         weight = hub_config.router_aux_loss_coef * share / hub_config.num_hidden_layers
-        count = getattr(hub_config, self._experts.count[0])
-        return RouterBalance(ROUTER, count, hub_config.num_experts_per_tok, weight)
+        return RouterBalance(ROUTER, hub_config.num_experts, hub_config.num_experts_per_tok, weight)
 
     def restore_buffers(self, trunk: Any, hub_config: Any) -> None:
         """Recompute rotary frequencies, on the CPU as transformers does, and the factor of scaled embeddings."""

@@ -84,6 +84,19 @@ def test_a_run_reads_a_dataset_by_its_address_and_brings_it_once(files, tmp_path
     assert rows[0] == rows[1]
 
 
+def test_a_run_streams_a_dataset_by_ranges_of_its_objects(files, tmp_path):
+    texts = {name: [f"{name} number {at} of {at * at} things" for at in range(30)] for name in ("web", "code")}
+    write_tiny_dataset(tmp_path / "here", texts)
+    assert command(["data", "copy", str(tmp_path / "here"), "s3://sets/mine"]) == 0
+
+    def rows(dataset):
+        text = {"dataset": dataset, "sequence_length": 16}
+        corpus = prepare_corpus(DataConfig.model_validate_json(json.dumps(text)), tmp_path / "cache", seed=1)
+        return corpus.train_batch(list(range(corpus.num_train_sequences))).input_ids.tolist()
+
+    assert rows({"path": "s3://sets/mine", "stream": {}}) == rows({"path": str(tmp_path / "here")})
+
+
 def test_a_copy_that_was_cut_off_is_no_dataset_and_goes_on(files, tmp_path, monkeypatch):
     make_dataset(tmp_path / "here", signer=SIGNER)
     sent, put_file = [], files.put_file

@@ -39,7 +39,9 @@ class TokenSplit:
     weights: NDArray[np.float32] | None = None
 
     def document_scores(self, by: str) -> NDArray[np.float64]:
-        """Return a score of each document: its tokens, for "length", or a field."""
+        """Return a score of each document: its tokens, for "length", its number, for "place", or a field."""
+        if by == "place":
+            return np.arange(len(self.starts()) - 1, dtype=np.float64)
         return np.diff(self.starts()).astype(np.float64) if by == "length" else self.field(by)
 
 

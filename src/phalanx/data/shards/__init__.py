@@ -3,6 +3,7 @@
 from phalanx.data.manifest import TokenizerRecord as TokenizerRecord
 from phalanx.data.shards.dataset import (
     Dataset as Dataset,
+    TokenSource as TokenSource,
     TokenStream as TokenStream,
     open_dataset as open_dataset,
     rewrap_data_key as rewrap_data_key,

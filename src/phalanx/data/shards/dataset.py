@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from phalanx.access_gate import note_read
 from phalanx.data.shards.index import NODES_FILE, TABLE_FILE, make_index
-from phalanx.data.shards.leaves import LeafStore, VerifiedFile
+from phalanx.data.shards.leaves import FetchBytes, LeafStore, VerifiedFile
 from phalanx.data.shards.manifest import (
     DATASET_FILE,
     MAX_MANIFEST_BYTES,
@@ -39,7 +40,12 @@ class TokenStream:
         self._shard_tokens = manifest.shard_tokens
         self._shards = [
             VerifiedFile(
-                store, f"{part.shard_directory}/tokens-{number:05}", shard, self.dtype, manifest.tokenizer.vocab_size
+                store,
+                f"{part.shard_directory}/tokens-{number:05}",
+                shard,
+                self.dtype,
+                manifest.tokenizer.vocab_size,
+                store.fetch,
             )
             for number, shard in enumerate(part.shards)
         ]
@@ -77,6 +83,19 @@ class TokenStream:
         return joined
 
 
+@dataclass(frozen=True)
+class TokenSource:
+    """Where the token files of a dataset lie that are not in its directory.
+
+    Attributes:
+        fetch: Brings a range of bytes of one of them.
+        cache_bytes: Tokens that are kept in memory.
+    """
+
+    fetch: FetchBytes
+    cache_bytes: int
+
+
 class Dataset:
     """A dataset with a verified manifest; nothing else is read until it is asked for.
 
@@ -89,7 +108,15 @@ class Dataset:
         groups: The splits of every group, in the order of the manifest.
     """
 
-    def __init__(self, directory: Path, signed: SignedDataset, seal: DatasetSeal | None, *, named: bool) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        signed: SignedDataset,
+        seal: DatasetSeal | None,
+        *,
+        named: bool,
+        stream: TokenSource | None = None,
+    ) -> None:
         self.directory = directory
         self.manifest = manifest = signed.manifest
         self.digest = signed.statement.dataset
@@ -100,6 +127,10 @@ class Dataset:
         for part in manifest.parts:
             self.groups[part.group] = (*self.groups.get(part.group, ()), part.split)
         self._store = LeafStore(directory, manifest.leaf_bytes, seal)
+        if stream is not None:
+            self._store = LeafStore(
+                directory, manifest.leaf_bytes, seal, max_plain_bytes=stream.cache_bytes, fetch=stream.fetch
+            )
         self._tokens: dict[tuple[str, str], TokenStream] = {}
         self._tables: dict[str, VerifiedFile] = {}
 
@@ -215,11 +246,14 @@ class Dataset:
         return DocumentEntry.from_bytes(content, record["digest"].tobytes().hex(), source, str(self.directory / file))
 
 
-def open_dataset(directory: Path, signer: str | None = None, key: SealKey | None = None) -> Dataset:
+def open_dataset(
+    directory: Path, signer: str | None = None, key: SealKey | None = None, stream: TokenSource | None = None
+) -> Dataset:
     """Open a dataset: its manifest is verified, and every byte of it later, before it is used.
 
     Args:
         signer: Fingerprint of the key that must have signed it. None: any key; the caller tells which, by `trust`.
+        stream: Where its token files are; None: in the directory.
 
     Raises:
         DataError: There is no dataset, it is unsigned, altered, or signed with another key; or it is encrypted and the
@@ -231,7 +265,7 @@ def open_dataset(directory: Path, signer: str | None = None, key: SealKey | None
         raise DataError(f"{directory}: is encrypted; give the file of its key")
     seal = None if record is None or key is None else _open_seal(directory, record, key)
     note_read("dataset", dataset_digest(signed.manifest), directory, is_sealed=seal is not None)
-    return Dataset(directory, signed, seal, named=signer is not None)
+    return Dataset(directory, signed, seal, named=signer is not None, stream=stream)
 
 
 def rewrap_data_key(directory: Path, old: SealKey, new: SealKey) -> str:

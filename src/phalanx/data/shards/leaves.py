@@ -4,6 +4,7 @@ import mmap
 import os
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -98,6 +99,12 @@ def _force_to_disk(stream: BinaryIO) -> None:
     stream.close()
 
 
+FetchBytes = Callable[[str, int, int], bytes]
+"""Returns bytes ``begin .. stop - 1`` of a file elsewhere, unverified; an error of the caller's own where it cannot."""
+_BLOCK_BYTES = 2**20
+"""Fetched at once, in whole leaves: a request costs more than the bytes of a leaf."""
+
+
 class LeafStore:
     """What the open files of one dataset share: so many are mapped at a time, and so much of them is kept decrypted.
 
@@ -105,7 +112,8 @@ class LeafStore:
         leaf_bytes: Size of every leaf but a file's last.
         seal: Decrypts the leaves, where they are encrypted.
         max_files: Maps at a time; each holds a file descriptor.
-        max_plain_bytes: Decrypted leaves that are kept for further reads.
+        max_plain_bytes: Decrypted or fetched leaves that are kept for further reads.
+        fetch: Where token files lie that are not in `home`; None where all do.
     """
 
     def __init__(
@@ -115,10 +123,12 @@ class LeafStore:
         seal: DatasetSeal | None = None,
         max_files: int = 256,
         max_plain_bytes: int = 64 * 2**20,
+        fetch: FetchBytes | None = None,
     ) -> None:
         self.home = home
         self.leaf_bytes = leaf_bytes
         self.seal = seal
+        self.fetch = fetch
         self._max_files = max_files
         self._max_plain_bytes = max_plain_bytes
         self._mapped: deque[VerifiedFile] = deque()
@@ -135,14 +145,14 @@ class LeafStore:
             oldest.close_map()
 
     def find_leaf(self, file: str, index: int) -> bytes | None:
-        """Return a decrypted leaf that is still kept."""
+        """Return a decrypted or fetched leaf that is still kept."""
         with self._lock:
             if (leaf := self._plain.get((file, index))) is not None:
                 self._plain.move_to_end((file, index))
             return leaf
 
     def keep_leaf(self, file: str, index: int, leaf: bytes) -> None:
-        """Keep a decrypted leaf; the least recently read ones are dropped where there are too many."""
+        """Keep a decrypted or fetched leaf; the least recently read ones are dropped where there are too many."""
         with self._lock:
             self._plain_bytes += len(leaf) - len(self._plain.get((file, index), b""))
             self._plain[file, index] = leaf
@@ -156,14 +166,23 @@ class VerifiedFile:
     Nothing is read when it is made. At the first read its tree is checked against the root; then every leaf that a
     read touches and that was not checked before is checked against the tree, so no byte is hashed twice. Leaves are
     read in place, through a memory map; encrypted ones are decrypted into memory that the dataset's files share.
+    Leaves that are fetched from elsewhere are checked each time that they come: nothing says that a store gives the
+    same bytes twice.
 
     Args:
         dtype: Type of the items; the file holds a whole number of them.
         num_ids: Upper bound of items that are token ids: each must be below it.
+        fetch: Where the file lies; None: in the store's directory. Its tree is there in any case.
     """
 
     def __init__(
-        self, store: LeafStore, file: str, record: FileRoot, dtype: np.dtype[Any], num_ids: int | None = None
+        self,
+        store: LeafStore,
+        file: str,
+        record: FileRoot,
+        dtype: np.dtype[Any],
+        num_ids: int | None = None,
+        fetch: FetchBytes | None = None,
     ) -> None:
         self.file = file
         self.num_items = record.size_bytes // dtype.itemsize
@@ -171,6 +190,7 @@ class VerifiedFile:
         self._record = record
         self._dtype = dtype
         self._num_ids = num_ids
+        self._fetch = fetch
         self._shift = store.leaf_bytes.bit_length() - 1
         self._cipher = None if store.seal is None else store.seal.file_cipher(file)
         self._map: mmap.mmap | None = None
@@ -186,12 +206,14 @@ class VerifiedFile:
             raise IndexError(f"{self.file}: items {start} to {stop} of {self.num_items}")
         if start == stop:
             return self._items[:0]
+        if self._fetch is not None:
+            return self._read_kept(start, stop)
         first, last = self._leaf_range(start, stop)
         # the map is taken first: another thread may unmap in between, and the map lives as long as its items
         items, is_partial = self._items, self._map is not None
         if not is_partial or self._checked.find(0, first, last + 1) >= 0:
             items = self._check_leaves(first, last)
-        return items[start:stop] if self._cipher is None else self._read_decrypted(start, stop)
+        return items[start:stop] if self._cipher is None else self._read_kept(start, stop)
 
     def read_all(self) -> NDArray[Any]:
         """Return every item, checked."""
@@ -218,7 +240,12 @@ class VerifiedFile:
     def _check_leaf(self, leaf: int, stored: mmap.mmap) -> None:
         begin, stop = self._leaf_place(leaf)
         with memoryview(stored) as mapped, mapped[begin:stop] as data:
-            digest = leaf_hash(data)
+            self._compare_hash(leaf, leaf_hash(data))
+        if self._num_ids is not None and self._cipher is None:
+            self._check_ids(leaf, np.frombuffer(stored, self._dtype, (stop - begin) // self._dtype.itemsize, begin))
+
+    def _compare_hash(self, leaf: int, digest: bytes) -> None:
+        begin, stop = self._leaf_place(leaf)
         expected = self._hashes[leaf * HASH_BYTES : (leaf + 1) * HASH_BYTES]
         if digest != expected:
             has, expects = abbreviate_digests(digest.hex(), expected.hex())
@@ -226,8 +253,6 @@ class VerifiedFile:
                 f"{self._store.home / self.file}: leaf {leaf} (bytes {begin} to {stop - 1}) has SHA-256 {has}, "
                 f"expected {expects}"
             )
-        if self._num_ids is not None and self._cipher is None:
-            self._check_ids(leaf, np.frombuffer(stored, self._dtype, (stop - begin) // self._dtype.itemsize, begin))
 
     def _check_ids(self, leaf: int, ids: NDArray[Any]) -> None:
         if self._num_ids is not None and int(ids.max()) >= self._num_ids:
@@ -287,21 +312,53 @@ class VerifiedFile:
             raise _altered_error(f"{path}: has root {has}, but the manifest has {expects}")
         return hashes
 
-    def _read_decrypted(self, start: int, stop: int) -> NDArray[Any]:
+    def _read_kept(self, start: int, stop: int) -> NDArray[Any]:
         size, (first, last) = self._dtype.itemsize, self._leaf_range(start, stop)
         begin = start * size - (first << self._shift)
         if first == last:
-            return np.frombuffer(self._decrypt_leaf(first), self._dtype, stop - start, begin)
-        content = b"".join(self._decrypt_leaf(leaf) for leaf in range(first, last + 1))
+            return np.frombuffer(self._plain_leaf(first), self._dtype, stop - start, begin)
+        content = b"".join(self._plain_leaf(leaf) for leaf in range(first, last + 1))
         return np.frombuffer(content, self._dtype, stop - start, begin)
 
-    def _decrypt_leaf(self, leaf: int) -> bytes:
+    def _plain_leaf(self, leaf: int) -> bytes:
         if (leaf_bytes := self._store.find_leaf(self.file, leaf)) is not None:
             return leaf_bytes
+        if self._fetch is not None:
+            return self._fetch_block(leaf, self._fetch)
         begin, stop = self._leaf_place(leaf)
         with self._lock:
             # its hash was right once; that it is still the same, its tag says
             sealed = self._open_map()[begin:stop]
+        return self._keep_plain(leaf, sealed)
+
+    def _fetch_block(self, leaf: int, fetch: FetchBytes) -> bytes:
+        """Fetch the block of a leaf, check every leaf of it, keep them, and return that one."""
+        with self._lock:
+            if (leaf_bytes := self._store.find_leaf(self.file, leaf)) is not None:
+                # another thread fetched it meanwhile
+                return leaf_bytes
+            if not self._hashes:
+                self._hashes = self._read_tree(self._store.home / self.file)
+            per_block = max(1, _BLOCK_BYTES // self._store.leaf_bytes)
+            first = leaf - leaf % per_block
+            leaves = range(first, min(first + per_block, len(self._hashes) // HASH_BYTES))
+            begin, stop = self._leaf_place(leaves[0])[0], self._leaf_place(leaves[-1])[1]
+            block = fetch(self.file, begin, stop)
+            if len(block) != stop - begin:
+                raise _altered_error(
+                    f"{self._store.home / self.file}: {len(block)} bytes came for bytes {begin} to {stop - 1}"
+                )
+            for number in leaves:
+                at, end = self._leaf_place(number)
+                sealed = block[at - begin : end - begin]
+                self._compare_hash(number, leaf_hash(sealed))
+                plain = self._keep_plain(number, sealed)
+                if number == leaf:
+                    leaf_bytes = plain
+        # a cache that is smaller than a block may have dropped it again
+        return leaf_bytes or b""
+
+    def _keep_plain(self, leaf: int, sealed: bytes) -> bytes:
         plain = self._cipher.open_leaf(leaf, sealed) if self._cipher is not None else sealed
         if self._num_ids is not None:
             self._check_ids(leaf, np.frombuffer(plain, self._dtype))

@@ -85,10 +85,15 @@ class StoredDataset:
             raise DataError(f"{self.address}: its manifest exceeds {MAX_MANIFEST_BYTES} bytes; not used")
         return verify_dataset(content, Path(f"{self.address}/{DATASET_FILE}"), signer)
 
-    def download_dataset(self, directory: Path, signer: str | None = None) -> SignedDataset:
+    def download_dataset(
+        self, directory: Path, signer: str | None = None, *, with_tokens: bool = True
+    ) -> SignedDataset:
         """Bring the dataset to a new directory: only files that its manifest names, and no more bytes than it says.
 
         Leaves are still verified when they are first read.
+
+        Args:
+            with_tokens: Bring the files of tokens too; else their hashes alone, and `fetch_bytes` brings what is read.
 
         Raises:
             DataError: The manifest is altered or signed with another key, a file is missing or of another size, or the
@@ -96,11 +101,19 @@ class StoredDataset:
         """
         signed = self.read_signed(signer)
         sizes = {**_files_of(signed.manifest), DATASET_FILE: MAX_MANIFEST_BYTES}
+        if not with_tokens:
+            sizes = {name: size for name, size in sizes.items() if not _is_token_file(name)}
         with self._explain_errors("be read"):
             if self._files.exists(f"{self._root}/{_TOKENIZER}"):
                 sizes.setdefault(_TOKENIZER, _MAX_TOKENIZER_BYTES)
         publish_directory(directory, lambda folder: self._download_files(folder, sizes))
         return signed
+
+    def fetch_bytes(self, name: str, begin: int, stop: int) -> bytes:
+        """Return bytes ``begin .. stop - 1`` of a file, or fewer where the store has no more; nothing is verified."""
+        with self._explain_errors(f"bring {name}"):
+            content = self._files.cat_file(f"{self._root}/{name}", start=begin, end=stop)
+        return bytes(content)
 
     def _download_files(self, folder: Path, sizes: dict[str, int]) -> None:
         for name, max_bytes in sizes.items():
@@ -130,6 +143,11 @@ class StoredDataset:
             raise DataError(
                 f"{self.address}: cannot {what} ({reason_of(exc)}); check network, credentials and space"
             ).with_facts(file=self.address) from exc
+
+
+def _is_token_file(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.parts[0] == "shards" and path.name.startswith("tokens-") and not path.name.endswith(TREE)
 
 
 def _file_size(path: Path) -> int:

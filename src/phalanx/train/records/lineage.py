@@ -90,10 +90,11 @@ def dataset_of(past: PastRun, moved_to: Path | None = None) -> tuple[Path, Datas
     if moved_to is not None:
         path = moved_to
     elif data.dataset is not None:
-        path = local_dataset(data.dataset, cache_beside(past.path) / "data")
+        # what looks at a run afterwards reads files; tokens that were streamed are brought whole
+        path = local_dataset(data.dataset.model_copy(update={"stream": None}), cache_beside(past.path) / "data")
     else:
         path = _prepare_corpus(past.config, cache_beside(past.path), data).tokenizer_path.parent
-    return path, (data.dataset or DatasetConfig(path=path)).model_copy(update={"path": path})
+    return path, (data.dataset or DatasetConfig(path=path)).model_copy(update={"path": path, "stream": None})
 
 
 def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Path | None = None) -> DocumentLineage:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from phalanx.data import BatchLoader
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, TrainingError
 from phalanx.lab.bench.measure.harness import cache_directory, print_progress, run_program, scratch_directory
 from phalanx.lab.bench.measure.workloads import prepare_run
 from phalanx.lab.reproduce.parties.initiator import PartyProcesses, RealParties
@@ -24,7 +24,8 @@ def measure_transports(run_file: Path, steps: int = 20, compare: int = 0) -> dic
 
     Returns:
         A row for each defence and lie: alarms, honest stages accused, attacked steps without an alarm, bytes sent in
-        all and by the server, CPU seconds by kind of party, memory of duplicates, and the digest of the weights.
+        all and by the server, CPU seconds by kind of party, memory of duplicates, the digest of the weights, and the
+        step in which the defence gave up; None where it did not.
     """
     own = load_paper_run(run_file)
     if own.run.pipeline.stages <= len((SERVER, "two ends")):
@@ -47,8 +48,15 @@ def _play(paper_run: PaperRun, processes: PartyProcesses, cache: Path, steps: in
     _, corpus = prepare_run(run, cache)
     loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
     parties = RealParties(processes, paper_run, cache / "models")
+    loss: float | None = None
+    ended: int | None = None
     for step in range(steps):
-        loss = parties.train_step(step, step_inputs(loader.next_batch(), run.train.microbatches))
+        try:
+            loss = parties.train_step(step, step_inputs(loader.next_batch(), run.train.microbatches))
+        except TrainingError:
+            # two alarms in one step, to which skip layer has no answer
+            ended = step
+            break
     usage, counts = parties.measure_usage(), parties.counts
     sent = {name: sum(party["sent_bytes"].values()) for name, party in usage.items()}
     return {
@@ -65,8 +73,9 @@ def _play(paper_run: PaperRun, processes: PartyProcesses, cache: Path, steps: in
         "stages_cpu_s": sum(party["cpu_s"] for name, party in usage.items() if name != SERVER),
         "server_cpu_s": usage[SERVER]["cpu_s"] if SERVER in usage else None,
         "duplicate_bytes": sum(party["duplicate_bytes"] for party in usage.values()),
+        "ended_in_step": ended,
         "loss_last": loss,
-        "weights_digest": parties.weights_digest(),
+        "weights_digest": parties.weights_digest() if ended is None else None,
     }
 
 

@@ -92,7 +92,7 @@ class RealParties:
     are left out, the pass runs again without them, and three stages are frozen in this step (skip layer).
 
     Args:
-        cache: Directory of models.
+        cache: Directory in which the parties find, or make, the model.
 
     Raises:
         TrainingError: A party has ended.

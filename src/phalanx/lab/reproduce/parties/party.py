@@ -68,7 +68,7 @@ class Attempt:
         return holder_of(stage, self.num_stages)
 
 
-class StageParty:
+class PaperParty:
     """A party with stages; it lies where the run's attacker says so."""
 
     def __init__(self, paper_run: PaperRun, cache: Path, stages: Sequence[int], links: TensorLinks) -> None:
@@ -242,7 +242,7 @@ class _PartyProcess:
 
     def __init__(self) -> None:
         self._links: TensorLinks | None = None
-        self._party: StageParty | CentralServer | None = None
+        self._party: PaperParty | CentralServer | None = None
         self._opened_at_s = 0.0
 
     def answer_order(self, order: dict[str, Any], content: bytes) -> Iterator[Message]:
@@ -255,11 +255,11 @@ class _PartyProcess:
             self._party = (
                 CentralServer(links)
                 if order["name"] == SERVER
-                else StageParty(paper_run, Path(order["cache"]), order["stages"], links)
+                else PaperParty(paper_run, Path(order["cache"]), order["stages"], links)
             )
             self._opened_at_s = time.process_time()
             yield {"port": links.port}, b""
-        elif order["do"] == "weights" and isinstance(self._party, StageParty):
+        elif order["do"] == "weights" and isinstance(self._party, PaperParty):
             yield {}, safetensors.torch.save(self._party.stage_weights())
         else:
             yield self._answer_plainly(order, content), b""
@@ -274,18 +274,18 @@ class _PartyProcess:
             return {
                 "cpu_s": time.process_time() - self._opened_at_s,
                 "sent_bytes": dict(links.sent_bytes),
-                "duplicate_bytes": party.duplicate_bytes if isinstance(party, StageParty) else 0,
+                "duplicate_bytes": party.duplicate_bytes if isinstance(party, PaperParty) else 0,
             }
         elif "attempt" in order:
             attempt = Attempt(**order["attempt"])
             if what == "backward":
                 return party.run_backward(attempt)
             return party.run_forward(attempt, safetensors.torch.load(content) if content else {})
-        elif isinstance(party, StageParty):
+        elif isinstance(party, PaperParty):
             return self._close_step(party, order)
         return {}
 
-    def _close_step(self, party: StageParty, order: dict[str, Any]) -> dict[str, Any]:
+    def _close_step(self, party: PaperParty, order: dict[str, Any]) -> dict[str, Any]:
         match order["do"]:
             case "norms":
                 return party.measure_norms()

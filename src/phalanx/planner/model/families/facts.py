@@ -32,7 +32,7 @@ class ExpertsRule:
 
     Attributes:
         width: Inner width of one expert.
-        count: Experts of a block.
+        count: Experts of a block, where the config leaves ``num_experts`` out.
         asked: Experts that one token asks.
         shared: Inner width of one more expert, which every token asks through a gate of its own.
         block: Name in the hub's files of what transformers' modules call ``mlp``.
@@ -40,7 +40,7 @@ class ExpertsRule:
     """
 
     width: SizeKey
-    count: SizeKey
+    count: int
     asked: SizeKey
     shared: SizeKey | None = None
     block: str = "mlp"

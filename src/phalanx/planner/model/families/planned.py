@@ -154,7 +154,8 @@ class PlannedFamily:
 
 def _with_experts(shape: ModelShape, rule: ExpertsRule, keys: ConfigKeys) -> ModelShape:
     """Add router and experts to a block without an MLP: what a token is multiplied with, and what is held."""
-    width, count, asked = (keys.read_size(key, default=size) for key, size in (rule.width, rule.count, rule.asked))
+    width, asked = (keys.read_size(key, default=size) for key, size in (rule.width, rule.asked))
+    count = keys.read_size("num_experts", "num_local_experts", default=rule.count)
     always = 0 if rule.shared is None else keys.read_size(rule.shared[0], default=rule.shared[1])
     hidden = shape.hidden
     beside = hidden * count + (always and hidden * (3 * always + 1))
@@ -203,12 +204,8 @@ _COHERE = PlannedFamily(
 )
 _OLMO = PlannedFamily(biased=_bias_of_attention(_ATTENTION_BIAS), shared_axes=_CP)
 _QK_NORMED = replace(_OLMO, head_norm=(True, "all"))
-_QWEN_EXPERTS = ExpertsRule(
-    width=("moe_intermediate_size", 768), count=("num_experts", 128), asked=("num_experts_per_tok", 8)
-)
-_OLMOE_EXPERTS = ExpertsRule(
-    width=("intermediate_size", 2048), count=("num_experts", 64), asked=("num_experts_per_tok", 8)
-)
+_QWEN_EXPERTS = ExpertsRule(width=("moe_intermediate_size", 768), count=128, asked=("num_experts_per_tok", 8))
+_OLMOE_EXPERTS = ExpertsRule(width=("intermediate_size", 2048), count=64, asked=("num_experts_per_tok", 8))
 _CAPPED: tuple[Literal["capped"], str] = ("capped", "final_logit_softcapping")
 
 PLANNED: dict[str, PlannedFamily] = {
@@ -238,7 +235,7 @@ PLANNED: dict[str, PlannedFamily] = {
         experts=replace(
             _OLMOE_EXPERTS,
             width=("intermediate_size", 11008),
-            count=("num_experts", 7),
+            count=7,
             asked=("num_experts_per_tok", 5),
         ),
     ),
@@ -298,7 +295,7 @@ PLANNED: dict[str, PlannedFamily] = {
         defaults={"num_key_value_heads": 8},
         experts=ExpertsRule(
             width=("intermediate_size", 14336),
-            count=("num_local_experts", 8),
+            count=8,
             asked=("num_experts_per_tok", 2),
             block="block_sparse_moe",
             pieces=("w1", "w3", "w2"),
@@ -350,7 +347,7 @@ PLANNED: dict[str, PlannedFamily] = {
         experts=replace(
             _QWEN_EXPERTS,
             width=("moe_intermediate_size", 1408),
-            count=("num_experts", 60),
+            count=60,
             asked=("num_experts_per_tok", 4),
             shared=("shared_expert_intermediate_size", 5632),
         ),
