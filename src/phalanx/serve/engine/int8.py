@@ -31,7 +31,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         scale = weight.float().abs().amax(dim=1).clamp(min=1e-12) / _MAX
         integers = (weight.float() / scale[:, None]).round()
-        parts = integers.split(_EXACT_COLUMNS, dim=1) if in_floats else ()
+        parts = torch.split(integers, _EXACT_COLUMNS, dim=1) if in_floats else ()
         self._parts = nn.ModuleList(_make_linear(part) for part in parts)
         self.register_buffer("weight", None if in_floats else integers.to(torch.int8), persistent=False)
         self.register_buffer("scale", scale, persistent=False)
@@ -50,7 +50,7 @@ class Int8Linear(nn.Module):
         """Return the sums of integers ``[rows, in]``, each rounded to float32 once."""
         if not len(self._parts):
             return torch._int_mm(integers.to(torch.int8), self.get_buffer("weight").t()).float()
-        pieces = integers.split(_EXACT_COLUMNS, dim=1)
+        pieces = torch.split(integers, _EXACT_COLUMNS, dim=1)
         sums: list[Tensor] = [part(piece) for piece, part in zip(pieces, self._parts, strict=True)]
         return sums[0] if len(sums) == 1 else torch.stack(sums).sum(dim=0, dtype=torch.float64).float()
 
