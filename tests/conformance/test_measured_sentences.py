@@ -522,8 +522,8 @@ FIGURES = (
     ),
     Figures(
         "docs/serving_security.md",
-        "served-requests-cpu-2cores.json",
-        "Of {:,} requests that were generated from our OpenAPI file (`served-requests-cpu-2cores.json`) {} failed "
+        "served-requests-cpu-2cores-busy.json",
+        "Of {:,} requests that were generated from our OpenAPI file (`served-requests-cpu-2cores-busy.json`) {} failed "
         "inside.",
         served_requests,
     ),

@@ -32,6 +32,7 @@ from phalanx.serve.engine import (
 )
 from phalanx.serve.engine.chooser import check_finite
 from phalanx.serve.engine.int8 import Int8Linear
+from phalanx.serve.engine.packed import pack_model
 from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
 from tiny_served import END, UNMARKED, serve_model, write_model
 
@@ -609,6 +610,38 @@ def test_integer_sums_are_those_of_float_numbers_within_rounding():
     assert output.shape == expected.shape
     assert torch.equal(output[0, 0], bias)
     assert float((output - expected).norm() / expected.norm()) < 0.02
+
+
+@pytest.mark.parametrize("columns", [64, 1040, 1041, 3000])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_integer_sums_are_the_same_bits_by_float_products(columns, is_packed):
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(24, columns, generator=generator), torch.randn(24, generator=generator)
+    # the largest sums of all: every product is 127 * 127
+    weight[0], inputs = 1.0, torch.randn(3, 5, columns, generator=generator)
+    inputs[0] = 1.0
+    by_floats = torch.nn.Sequential(Int8Linear(weight, bias, in_floats=True))
+    if is_packed:
+        assert pack_model(by_floats) == math.ceil(columns / 1040)
+
+    assert torch.equal(by_floats(inputs), Int8Linear(weight, bias)(inputs))
+
+
+def test_a_processor_without_integer_products_writes_the_same_texts(directory, monkeypatch, caplog):
+    scores = []
+    for is_fast in (True, False):
+        monkeypatch.setattr("phalanx.serve.engine.int8.has_fast_integers", lambda is_fast=is_fast: is_fast)
+        engine = BatchingEngine(
+            HostedModel("tiny", TextModel(directory), 0, weights="int8"), EngineSettings(), UNMARKED
+        )
+        try:
+            (events,) = answers(engine, [ask("the end", logprobs=1)])
+        finally:
+            engine.close()
+        scores.append(scores_of(events))
+        assert ("no fast products" in caplog.text) == (not is_fast)
+
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

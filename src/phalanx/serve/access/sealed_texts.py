@@ -25,7 +25,7 @@ class RequestTexts:
     """What a request asked and was answered.
 
     Attributes:
-        prompts: JSON of each prompt.
+        prompts: JSON of each prompt, with all that the model reads.
         answers: Texts that went out, behind the filters.
     """
 

@@ -78,8 +78,7 @@ class HostedModel:
                 raise ModelError("adapters: stand on float weights alone; leave --weights int8 or the adapters out")
             quantize_model(self.module)
             digest = digest_with_int8(digest)
-        else:
-            pack_model(self.module)
+        pack_model(self.module)
         window = self.text_model.context_length
         base = ModelCard(self.name, digest, self.created, window)
         self.cards: tuple[ModelCard, ...] = (base, *(self._card_of(name, base) for name in self.adapters))

@@ -22,7 +22,7 @@ class Phrases:
 
     Args:
         kind: Kind of the findings, and name of the filter in messages.
-        phrases: The user's entries.
+        phrases: Entries of the user's lists, in any order.
 
     Raises:
         DataError: An entry is longer than a stream can hold back.
