@@ -15,11 +15,13 @@ def check_build(device: str, where: str) -> None:
     Raises:
         ConfigError: The build is for CPUs alone.
     """
+    if not device.startswith("cuda"):
+        return
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return
-    if device.startswith("cuda") and version.endswith("+cpu"):
+    if version.endswith("+cpu"):
         raise _device_error(
             device, where, f"torch {version} is built for CPUs alone", "install a build of torch with CUDA"
         )
