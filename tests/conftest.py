@@ -6,6 +6,7 @@ import ipaddress
 import os
 import shutil
 import socket
+import ssl
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -127,6 +128,23 @@ def only_loopback() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", guarded_connect)
         patch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
+        yield
+
+
+PUBLIC_AUTHORITIES = ("/etc/ssl/", "/etc/pki/", ssl.get_default_verify_paths().openssl_cafile)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_public_authorities() -> Iterator[None]:
+    """Read no public certificates: every server of a test is on this machine, and each HTTP client would parse 140."""
+    load = ssl.SSLContext.load_verify_locations
+
+    def load_own(self: ssl.SSLContext, cafile: Any = None, capath: Any = None, cadata: Any = None) -> None:
+        if not str(cafile).startswith(PUBLIC_AUTHORITIES):
+            load(self, cafile, capath, cadata)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "load_verify_locations", load_own)
         yield
 
 
