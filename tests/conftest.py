@@ -26,7 +26,7 @@ if "PHALANX_TEST_HOME" not in os.environ:
     os.environ["PHALANX_TEST_HOME"] = os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="phalanx-tests-")
     atexit.register(shutil.rmtree, os.environ["PHALANX_TEST_HOME"], ignore_errors=True)
 
-# the slow shares run drawn tests once more, by hypothesis's own profile of four times as many examples
+# of a hundred examples, which the slow shares draw (slow_shares.py)
 settings.register_profile("quick", parent=settings.get_profile("ci"), max_examples=25)
 
 pytest_plugins = ("slow_shares", "known_skips", "unseen_tests", "pytester")
@@ -82,15 +82,6 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have the slow shares run what hypothesis draws too; the quick tests draw fewer examples of it."""
-    if config.option.markexpr == "slow":
-        for item in items:
-            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
-                item.add_marker(pytest.mark.slow)
 
 
 def _no_constants_of_sources() -> None:
