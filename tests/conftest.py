@@ -6,6 +6,7 @@ import ipaddress
 import os
 import shutil
 import socket
+import ssl
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -25,7 +26,7 @@ if "PHALANX_TEST_HOME" not in os.environ:
     os.environ["PHALANX_TEST_HOME"] = os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="phalanx-tests-")
     atexit.register(shutil.rmtree, os.environ["PHALANX_TEST_HOME"], ignore_errors=True)
 
-# the slow shares run drawn tests once more, by hypothesis's own profile of four times as many examples
+# of a hundred examples, which the slow shares draw (slow_shares.py)
 settings.register_profile("quick", parent=settings.get_profile("ci"), max_examples=25)
 
 pytest_plugins = ("slow_shares", "known_skips", "unseen_tests", "pytester")
@@ -83,15 +84,6 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Have the slow shares run what hypothesis draws too; the quick tests draw fewer examples of it."""
-    if config.option.markexpr == "slow":
-        for item in items:
-            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
-                item.add_marker(pytest.mark.slow)
-
-
 def _no_constants_of_sources() -> None:
     """Have hypothesis draw no constants that it reads out of our sources.
 
@@ -127,6 +119,23 @@ def only_loopback() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", guarded_connect)
         patch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
+        yield
+
+
+PUBLIC_AUTHORITIES = ("/etc/ssl/", "/etc/pki/", ssl.get_default_verify_paths().openssl_cafile)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_public_authorities() -> Iterator[None]:
+    """Read no public certificates: every server of a test is on this machine, and each HTTP client would parse 140."""
+    load = ssl.SSLContext.load_verify_locations
+
+    def load_own(self: ssl.SSLContext, cafile: Any = None, capath: Any = None, cadata: Any = None) -> None:
+        if not str(cafile).startswith(PUBLIC_AUTHORITIES):
+            load(self, cafile, capath, cadata)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "load_verify_locations", load_own)
         yield
 
 

@@ -144,5 +144,9 @@ def _run(request: Path, arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    from phalanx.cli.outcome import build_command
+
+    # every command that is forked from here finds its tree built
+    build_command()
     asked = await_request(os.environ["PHALANX_PRELOAD"].split(","))
     sys.exit(0 if asked is None else _serve(asked))

@@ -6,6 +6,9 @@ them, and N turns that follow each other run every test once. Each time the turn
 third further on: what the budget cut off last time is not cut off again. Tests that are marked
 ``xdist_group("name")`` share something so expensive that they are never cut apart.
 
+What hypothesis draws is slow too where the slow tests are asked for, with its hundred examples; the quick tests draw a
+quarter of them.
+
 ``--budget-s S`` begins no test that would, by its recorded time, end later than S seconds after the session began.
 Such a test is reported as not run, by name, and never as passed. ``--write-seconds FILE`` records the times: seconds
 of a processor, since a clock would say how busy the machine was (`spent_cpu`).
@@ -26,6 +29,8 @@ from spent_cpu import spent_s
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / ".ci" / "slow_seconds.json"
 UNKNOWN_S = 30.0
+DRAWN_S = 1.0
+"""What a test that hypothesis draws takes, where no record knows it."""
 THIRDS = 3
 NOT_RUN = "not run: the budget of "
 NO_GROUPS: Mapping[str, str] = MappingProxyType({})
@@ -87,6 +92,19 @@ def means(seconds: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {function: round(sum(found[function]) / len(found[function]), 1) for function in sorted(found)}
 
 
+def is_drawn(item: pytest.Item) -> bool:
+    """Whether hypothesis draws the arguments of a test."""
+    return bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark drawn tests as slow before `-m slow` takes out what is not."""
+    if config.option.markexpr == "slow":
+        for item in filter(is_drawn, items):
+            item.add_marker(pytest.mark.slow)
+
+
 def read_record(path: Path) -> dict[str, float]:
     found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
@@ -115,6 +133,7 @@ class Shares:
         }
         if self._share is None:
             return
+        self._record = {function_of(item.nodeid): DRAWN_S for item in items if is_drawn(item)} | self._record
         by_name = {item.nodeid: item for item in items}
         mine = share_of(list(by_name), *self._share, self._record, self._groups)
         config.hook.pytest_deselected(items=[by_name[name] for name in by_name.keys() - set(mine)])

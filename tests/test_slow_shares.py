@@ -99,6 +99,35 @@ def test_every_recorded_function_is_still_there():
         assert f"def {name.rpartition('::')[2]}(" in (ROOT / file).read_text(encoding="utf-8"), function
 
 
+DRAWN = """
+    import pytest
+    from hypothesis import given, strategies as st
+    @given(st.booleans())
+    def test_drawn(value): pass
+    def test_quick(): pass
+    @pytest.mark.slow
+    def test_slow(): pass
+"""
+
+
+@pytest.mark.parametrize("asked", ["slow", "not slow"])
+def test_what_is_drawn_is_among_the_slow_tests_and_the_quick_ones(lab, asked):
+    lab.makeini("[pytest]\nmarkers = slow")
+    lab.makepyfile(test_three=DRAWN)
+
+    lab.runpytest_subprocess("-m", asked).assert_outcomes(passed=2, deselected=1)
+
+
+def test_a_drawn_test_without_a_record_is_guessed_at_a_second(lab):
+    lab.makeini("[pytest]\nmarkers = slow")
+    lab.makepyfile(test_three=DRAWN)
+
+    done = lab.runpytest_subprocess("-m", "slow", "--share=0/1", "--budget-s=20")
+
+    assert "1 not run" in done.stdout.str()
+    done.assert_outcomes(passed=1)
+
+
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
 def test_tests_outside_the_budget_are_named_and_do_not_pass(lab, workers):
     lab.makepyfile(test_two="def test_first(): pass\ndef test_second(): pass")

@@ -7,6 +7,7 @@ import torch
 from loopback_scene import SITES, DeadSiteError, LoopbackScene
 from rounds_scene import Scene
 
+from machine_patience import patience_s
 from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, TransportError
 from phalanx.federated.carriers import loopback, loopback_site
 from phalanx.security.crypto import Identity, RevokedParties, create_authority, issue_certificate, load_identity
@@ -114,7 +115,7 @@ def test_only_certified_sites_of_this_run_are_let_in(scene, tmp_path, monkeypatc
     }
 
     answer = made.site("north").answer_order
-    threads = [made.call(name, identity, answer, patience_s=2.0) for name, identity in callers.items()]
+    threads = [made.call(name, identity, answer, patience_s=patience_s(2.0)) for name, identity in callers.items()]
     threads.append(made.call("north", session="another run"))
     for thread in threads:
         thread.join(30.0)
@@ -133,7 +134,7 @@ def test_a_site_with_a_certificate_that_is_revoked_is_parted_from_and_does_not_c
 
     RevokedParties(made.keys).revoke_party("west", "the disk was stolen")
     record = made.owner.run_round(2, 0.5)
-    made.call("west", patience_s=2.0).join(30.0)
+    made.call("west", patience_s=patience_s(2.0)).join(30.0)
 
     assert sorted(record.shares) == ["east", "north", "south"]
     assert isinstance(made.ended["west"], PeerRefusedError | PeerLostError)

@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
+from machine_patience import patience_s
 from phalanx.config import config_of, pin_own_code
 from phalanx.errors import ConfigError, RewardError
 from phalanx.rewards import RewardsConfig, RewardScorer, ScoredText
@@ -83,10 +84,11 @@ def test_a_reward_that_is_none_names_the_reward_and_the_text(tmp_path, said, why
 
 
 def test_a_reward_that_hangs_is_ended_and_named(tmp_path):
-    with scorer(tmp_path, {"kind": "own.py:odd"}, timeout_s=0.5) as found:
+    timeout_s = patience_s(0.5)
+    with scorer(tmp_path, {"kind": "own.py:odd"}, timeout_s=timeout_s) as found:
         found.score_texts([text("fine")])
         pid = found._child.pid
-        with pytest.raises(RewardError, match=r"text 2: took longer than rewards\.timeout_s = 0\.5"):
+        with pytest.raises(RewardError, match=rf"text 2: took longer than rewards\.timeout_s = {timeout_s:g}"):
             found.score_texts([text("hang")])
 
         assert not Path(f"/proc/{pid}").exists()

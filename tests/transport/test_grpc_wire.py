@@ -362,7 +362,7 @@ def test_a_malformed_question_is_refused(owner, identities, question):
     with open_channel(identities["worker"], "owner", owner.wire.address, QUICK) as channel:
         call = channel.unary_unary("/phalanx.Transport/Describe")
         with pytest.raises(grpc.RpcError) as caught:
-            call(question, timeout=5.0)
+            call(question, timeout=60.0)
 
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert owner.wire.wait_joined("worker", 0.0) is None

@@ -1,6 +1,7 @@
 """The command line as a function: arguments in, an exit code out."""
 
 import contextlib
+import functools
 import gc
 import sys
 from collections.abc import Sequence
@@ -32,8 +33,9 @@ def main() -> None:
     sys.exit(code)
 
 
+@functools.cache
 def build_command() -> Any:
-    """Return the app as a command, with the options that every command has."""
+    """Return the app as a command, with the options that every command has; a process builds it once."""
     click_command = typer.main.get_command(app)
     guard_commands(click_command)
     add_json_options(click_command)

@@ -12,11 +12,13 @@ def check_build(device: str, where: str) -> None:
         device: "cpu" or "cuda", with or without a number.
         where: The key or option that names it.
     """
+    if not device.startswith("cuda"):
+        return
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return
-    if device.startswith("cuda") and version.endswith("+cpu"):
+    if version.endswith("+cpu"):
         raise _device_error(
             device, where, f"torch {version} is built for CPUs alone", "install a build of torch with CUDA"
         )

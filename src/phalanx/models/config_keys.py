@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def unknown_key(key: str, family: str, known: frozenset[str] | set[str], where: 
     )
 
 
+@cache
 def config_keys(family: str) -> frozenset[str] | None:
     """Return every key of a family's config but older ones; None where its class is not written as most are."""
     spec = find_spec("transformers")

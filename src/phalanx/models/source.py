@@ -4,6 +4,7 @@ import copy
 import hashlib
 import importlib.metadata
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
         "seed": seed,
         "tokenizer": hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer and has_tokenizer else None,
         "normal_draws": "inverse distribution function",
-        "versions": [importlib.metadata.version(name) for name in ("torch", "transformers")],
+        "versions": list(_library_versions()),
     }
     companions = list(tokenizer_companions(tokenizer.parent)) if tokenizer and has_tokenizer else []
     if companions:
@@ -61,6 +62,12 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
             copy_tokenizer(tokenizer, directory)
 
     return written_once(cache_dir / name, write)
+
+
+@cache
+def _library_versions() -> tuple[str, ...]:
+    """Return the versions of torch and transformers; to read each from its metadata takes milliseconds."""
+    return tuple(importlib.metadata.version(name) for name in ("torch", "transformers"))
 
 
 def _draw_model(hub_config: Any, seed: int) -> Any:

@@ -20,6 +20,7 @@ from liars import (
 from safetensors.torch import load_file, save_file
 from stage_scene import Scene, texts_of, worker_file
 
+from machine_patience import patience_s
 from phalanx.errors import ConfigError, EvidenceError, ModelError, PeerLostError
 from phalanx.pipeline.evidence.files import file_digest
 from phalanx.serve.engine import GenerationRequest, SamplingSettings, collect_events
@@ -112,7 +113,7 @@ def test_two_answers_to_one_step_convict(directory, one_process, tmp_path):
     ],
 )
 def test_who_does_not_answer_is_taken_out_and_convicted_of_nothing(holder, cause, directory, one_process, tmp_path):
-    with lied_scene(tmp_path, directory, holder(), answer_timeout_s=2.0) as scene:
+    with lied_scene(tmp_path, directory, holder(), answer_timeout_s=patience_s(2.0)) as scene:
         texts = scene.texts(PROMPTS)
         rechecks = scene.rechecks()
 

@@ -1,5 +1,6 @@
 """What every command of the tree offers: ``--json``, its exit codes, and help that keeps words in square brackets."""
 
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -42,8 +43,9 @@ def add_json_options(root: Any) -> None:
     _keep_brackets(root)
 
 
+@functools.cache
 def _json_option() -> Any:
-    """Return the option as a parameter of typer's, which has no public constructor for one."""
+    """Return the option that all commands share; a parameter of typer has no public constructor."""
     holder = typer.Typer(add_completion=False)
     holder.command()(_hold_json_option)
     return typer.main.get_command(holder).params[0]
