@@ -31,7 +31,6 @@ class SequenceLayout:
         max_validation_sequences: At most so many held-out ones are used, spread evenly.
         weights: Weight of each group in phases that give none.
         repeats: Passes that a group gives at most.
-        skip: Ranges of batches that are left out.
         weighted: Whether batches bring the weight of each label.
     """
 

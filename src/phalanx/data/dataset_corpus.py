@@ -27,7 +27,6 @@ def open_shards(
     """Open a dataset as a run file names it.
 
     Args:
-        dataset: Its used groups, and its signer's key.
         tokenizer: The one that the run file names; None for that of the dataset.
 
     Raises:

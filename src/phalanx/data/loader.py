@@ -58,7 +58,6 @@ class Rewrite(Protocol):
         Args:
             samples: The number of each row in the run, or among the held-out rows.
             phases: The number of each row's phase.
-            held_out: Whether the rows are measured on alone.
         """
         ...
 

@@ -10,7 +10,6 @@ def check_build(device: str, where: str) -> None:
 
     Args:
         device: "cpu" or "cuda", with or without a number.
-        where: The key or option that names it.
     """
     try:
         version = importlib.metadata.version("torch")
@@ -27,7 +26,6 @@ def check_device(device: str, where: str) -> None:
 
     Args:
         device: "cpu" or "cuda", with or without a number.
-        where: The key or option that names it.
     """
     check_build(device, where)
     if not device.startswith("cuda"):

@@ -93,7 +93,6 @@ def personal_names(trained: Iterable[str], patterns: Sequence[str]) -> frozenset
 
     Args:
         trained: Names of all weights that are trained.
-        patterns: Patterns in the form of a shell's.
 
     Raises:
         ConfigError: A pattern matches none of them, or nothing is left that sites would share.
@@ -111,10 +110,6 @@ def personal_names(trained: Iterable[str], patterns: Sequence[str]) -> frozenset
 
 class PersonalWeights:
     """The personal weights of one site, a file for each of the latest rounds that it has trained.
-
-    Args:
-        directory: Directory of the site alone.
-        first: Weights before its first round.
 
     Guarantees:
         A round that is trained again begins with the same weights: the latest of the rounds before it.

@@ -56,9 +56,7 @@ def step_bars(
 
     Args:
         bars: At least one, in order of their steps.
-        y_label: Name of the vertical axis, with its unit.
         items: Legend, as (shape, colour class, name).
-        label: Description for users of screen readers.
     """
     first, last = min(bar.first for bar in bars), max(bar.last for bar in bars)
     highest = max(sum(value for _, value in bar.parts) for bar in bars)
@@ -74,10 +72,7 @@ def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], l
     """Draw one horizontal bar beside each name, longest first as given.
 
     Args:
-        rows: Names and values, not negative.
         show: Turns a value into text with its unit.
-        label: Description for users of screen readers.
-        css: CSS class of the colour.
     """
     margin = _room_for([name for name, _ in rows], 262.0)
     frame = PlotFrame(height=16.0 + 28.0 * len(rows), left=margin, right=210.0, top=8.0, bottom=8.0)
@@ -136,7 +131,6 @@ def part_bars(
     Args:
         rows: At least one; names with their parts, the same parts in every row, none negative.
         show: Turns a value into text with its unit.
-        label: Description for users of screen readers.
         limit: Position of a line that bars should not cross; a limit far beyond the bars is described in words.
         colours: CSS class of each part.
     """

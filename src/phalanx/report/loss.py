@@ -43,7 +43,6 @@ class Curve:
     """One run's losses in nats.
 
     Attributes:
-        label: Name of the run, or of the series.
         colour: Number of one of the 7 colours.
         loss: Training loss by step; None where it was not finite.
         validation: Validation loss by step; drawn when the curve is the only one.

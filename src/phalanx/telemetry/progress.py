@@ -270,7 +270,6 @@ def row_bar(what: str, console: Console | None = None) -> Iterator[RowsTold]:
 
     Args:
         what: The rows' name on the screen.
-        console: Standard error when left out.
     """
     console = console or Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

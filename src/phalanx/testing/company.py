@@ -48,7 +48,6 @@ class CompanySession:
     """One session of a simulated run.
 
     Attributes:
-        name: Session name in every signature.
         log: An audit log with a head that workers are told and remember beside their keys; left out, there is none.
     """
 

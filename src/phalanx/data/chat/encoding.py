@@ -110,11 +110,7 @@ class EncodedConversation:
 
 
 class ChatEncoder(Closeable):
-    """A tokenizer with a chat template: what conversations are in tokens.
-
-    Args:
-        today: The date that the template finds.
-    """
+    """A tokenizer with a chat template: what conversations are in tokens."""
 
     def __init__(self, template: ChatTemplate, backend: tokenizers.Tokenizer, today: date = ANY_DAY) -> None:
         # a copy: others may have told theirs to take special tokens for text
@@ -294,7 +290,6 @@ def open_chat(template: str, backend: tokenizers.Tokenizer, end_of_text: str, di
 
     Args:
         template: Name in a run file: the model's, one of those that come with Phalanx, or a file.
-        end_of_text: The special token that ends a text.
     """
     if template in DEFAULT_TEMPLATES:
         return ChatEncoder(default_template(template, end_of_text), backend)

@@ -103,7 +103,6 @@ class CorpusRule(Protocol):
 
         Args:
             marks: Marks of every document, in the order of their numbers from 0.
-            texts: The documents, for what marks do not tell.
 
         Yields:
             Numbers, each at most once, in rising order, with their outcomes: the same whatever the number of processes

@@ -152,12 +152,7 @@ SPLIT_SEED = 0
 
 @dataclass(frozen=True)
 class ClientShares:
-    """A task's texts, dealt out.
-
-    Attributes:
-        clients: Training texts of each client, as many of each.
-        test: Held-out texts, which no client has.
-    """
+    """A task's texts, dealt out."""
 
     clients: tuple[tuple[Example, ...], ...]
     test: tuple[Example, ...]

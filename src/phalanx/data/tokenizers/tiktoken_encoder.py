@@ -33,7 +33,6 @@ class TiktokenEncoder:
     """A vocabulary in tiktoken.
 
     Attributes:
-        ids: The token id of each rank.
         odd: Finds a character that the two libraries do not class alike, or that was not compared.
     """
 

@@ -77,8 +77,6 @@ class BridgeCarrier:
     """A `Carrier` over an engine that is not trusted: it gets signed frames and hands in signed answers.
 
     Args:
-        roster: The sites of the run, as its authority has certified them.
-        revoked: Reads the certificates that were taken back, by name.
         say: Takes one line; called from the thread that listens as well.
 
     Guarantees:

@@ -21,12 +21,7 @@ class SentOrder:
 
 @dataclass(frozen=True)
 class CarriedReply:
-    """A reply, of which nothing is believed but that this site sent it.
-
-    Attributes:
-        site: Name that the carrier's own certificates prove.
-        payload: Bytes that belong to it.
-    """
+    """A reply, of which nothing is believed but that this site sent it."""
 
     site: str
     kind: str

@@ -35,8 +35,6 @@ class LoopbackCarrier:
     Args:
         session: Name of the session; frames of another one are refused.
         sites: Names of the sites of the run; no other caller is let in.
-        transport: Address to listen on, deadlines and bounds.
-        revoked: Reads the certificates that were taken back, by name.
         say: Takes one line; called from the wire's threads as well.
 
     Guarantees:

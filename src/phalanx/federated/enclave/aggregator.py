@@ -127,7 +127,6 @@ class EnclaveAggregator:
 
     Args:
         terms: Terms of the run: sites accept its evidence only where these equal their own.
-        shapes: Shapes of an update's tensors.
 
     Guarantees:
         Of a round one update leaves, of `min_cohort` sites or more that have signed for it, by the rule that the terms

@@ -69,9 +69,6 @@ class StepAttempt:
     """One attempt at a step over some of the stages.
 
     Attributes:
-        path: Stages that take part, in order.
-        messages: Everything that was sent, in order.
-        loss_sum: Sum of the token losses, nats.
         survivors: Microbatches that brought a gradient to each stage of the path.
     """
 
@@ -114,7 +111,6 @@ class Simulator:
         """Forward and backward of all microbatches.
 
         Args:
-            watch: Sees each message before its receiver does.
             bypassed: Stages that are left out; the activation passes them by, as does the gradient.
 
         Raises:

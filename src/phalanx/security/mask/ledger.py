@@ -61,7 +61,6 @@ class PadTicket:
 
     Attributes:
         number: Number of the pad; never given out again.
-        salt: Random bytes of its range.
     """
 
     epoch: int

@@ -72,7 +72,6 @@ class BudgetLedger:
     Args:
         delta: The chance that the bound does not hold.
         terms: Other terms of the first line: how rows are drawn, and the protected unit.
-        past: Charges of earlier sessions in the log.
         session: Charges of this session at most.
 
     Guarantees:

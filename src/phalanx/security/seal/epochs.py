@@ -32,7 +32,6 @@ class EpochStore:
 
     Args:
         path: The file that `create` made.
-        counter: Counter that is used for nothing else.
 
     Guarantees:
         With a counter that cannot be turned back no epoch is given twice, whatever happens to the file, and whenever a

@@ -28,7 +28,6 @@ class TrackedRun:
     Attributes:
         id: Random name of the run, the same after a resume.
         name: The run file's name without its ending.
-        directory: A folder of the sink's own in the run directory.
         config: The run file, a value for each ``section.key``.
     """
 

@@ -36,7 +36,6 @@ class FederatedEngine:
     Args:
         rate: Learning rate of a round, from 0.
         rounds: One line a round: its result, site by site.
-        recorder: Takes events, and the metrics of a round.
         budget: Budget of noisy sums; None where sites bring no noise.
     """
 

@@ -79,7 +79,6 @@ class LocalClients:
     """Clients that are all played by this process.
 
     Args:
-        lead: All parties outside the enclave.
         num_classes: Number of classes of a classification; 0 of any other task.
         holders: The client that has each held-out row; clients take turns with them when left out.
     """

@@ -22,7 +22,6 @@ class PlainSaver:
 
     Args:
         shards: Collects the state as it is now, one shard at a time.
-        observe: Takes saved checkpoints and failures.
 
     Guarantees:
         A checkpoint that cannot be written is an event and a message, and never ends the run, unless it is the last

@@ -55,7 +55,6 @@ class Replacements:
     """The names of replacements: free ones, and those on the way.
 
     Args:
-        names: In the order of their use.
         has_joined: Whether it takes part, or has.
     """
 
@@ -296,7 +295,6 @@ class Participants:
     """The workers of a session, and those that the owner has revoked since the last one.
 
     Attributes:
-        names: Those that take part from the beginning.
         late: Those that may come later.
         revoked: Bodies of the event `revoked`, of each one that no earlier session has logged.
     """

@@ -32,7 +32,6 @@ class RunMaterial:
     """The material of a run: model, text and batches.
 
     Attributes:
-        named: Further validation sets by name.
         sampler: Has the model write texts; None where the run file asks for none.
         vocabulary: Digest of the vocabulary; None where this process has no text.
         tokenizer: Tokenizer that the run directory keeps; None where a run exports no whole model.

@@ -60,11 +60,6 @@ class CheckpointRollback:
     Guarantees:
         The run ends with the bits of an undisturbed one, as far as the checkpoint has them. The steps since the
         checkpoint are lost and done again; the event `fell_back` counts them.
-
-    Attributes:
-        plan: The run, as every party sees it.
-        metrics: Loses its lines of lost steps.
-        observe: Writes to the audit log, and counts.
     """
 
     source: ModelSource

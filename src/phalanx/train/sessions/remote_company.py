@@ -24,9 +24,7 @@ def remote_company(
 
     Args:
         run: Needs ``split.remote_clients``.
-        home: Has the owner's keys and the enclave's certificate.
         num_classes: Number of classes of a classification; 0 of a language model.
-        tell: Takes one line for people.
         clients: Takes reports on clients: their evidence, and refusals by admission.
 
     Raises:

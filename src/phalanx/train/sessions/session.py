@@ -58,7 +58,6 @@ class Session:
     """A session of ``train``, from start to end, whichever engine runs the steps.
 
     Args:
-        beginning: Point where the run goes on.
         on_validation: See `train`.
     """
 

@@ -229,12 +229,7 @@ def _run_split(
 
 
 class RunningSplit:
-    """A split at work.
-
-    Attributes:
-        engine: Runs steps over clients and enclave.
-        trained: The same, measured by the clients.
-    """
+    """A split at work."""
 
     def __init__(
         self,

@@ -16,8 +16,6 @@ class SplitRevocations:
     """A look before each turn whether every party of the run still has its certificate.
 
     Args:
-        parties: Enclave and clients, by the names in their certificates.
-        revoked: Reads the owner's revocations, by name.
         barred: Parties that the log of earlier sessions names as revoked, whatever the list says now.
 
     Guarantees:

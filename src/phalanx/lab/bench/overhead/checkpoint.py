@@ -32,7 +32,6 @@ class CheckpointWorkload:
 
     Attributes:
         run: The run; `checkpoint.every` steps are one block.
-        rounds: Blocks of each arm that are measured.
     """
 
     model: str

@@ -62,12 +62,7 @@ def measure_posttrain(plan: PosttrainPlan, python: str | None) -> dict[str, Any]
 
 @dataclass
 class _Arm:
-    """A process that trains on request, and its measurements.
-
-    Attributes:
-        cpu_s: CPU seconds of each measured turn, its workers' included.
-        wall_s: Seconds of each measured turn.
-    """
+    """A process that trains on request, and its measurements."""
 
     name: str
     process: LineProcess

@@ -18,7 +18,6 @@ class ArmInputs:
     """The parts from which an arm is built.
 
     Attributes:
-        run: The run, as a run file would say it.
         attacker: The attacker; its schedule may be None.
         warm_up: Honest batches that an arm may calibrate itself with; never trained on.
     """
