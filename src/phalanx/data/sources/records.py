@@ -7,14 +7,13 @@ counted and passed over. The raw bytes of all records of a file are the bytes of
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeGuard
 
-from pydantic import Field, model_serializer
-
 from phalanx.config import canonical_json, printable_text
+from phalanx.config.strict import later_key
 from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, unreadable_error
 from phalanx.data.sources.listing import OF_ANOTHER_KIND, list_all
 from phalanx.data.sources.packed import Damage, is_packed, open_runs
@@ -41,19 +40,9 @@ class FileSettings(SourceSettings):
     """
 
     path: Location
-    linked_roots: tuple[Path, ...] = ()
-    max_record_bytes: int = Field(default=32 << 20, ge=1)
-    max_ratio: int = Field(default=200, ge=1)
-
-    @model_serializer(mode="wrap")
-    def _omit_later_defaults(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out default values of later keys: the digests of older runs stay the same."""
-        fields = type(self).model_fields
-        return {
-            name: value
-            for name, value in write(self).items()
-            if name not in _CAME_LATER or getattr(self, name) != fields[name].default
-        }
+    linked_roots: tuple[Path, ...] = later_key(())
+    max_record_bytes: int = later_key(32 << 20, ge=1)
+    max_ratio: int = later_key(200, ge=1)
 
 
 @dataclass(frozen=True)
@@ -342,9 +331,9 @@ class ColumnSettings(FileSettings):
         fetched_at: Field with the time of that.
     """
 
-    fields: tuple[str, ...] = ()
-    url: str | None = Field(default=None, min_length=1)
-    fetched_at: str | None = Field(default=None, min_length=1)
+    fields: tuple[str, ...] = later_key(())
+    url: str | None = later_key(None, min_length=1)
+    fetched_at: str | None = later_key(None, min_length=1)
 
     @property
     def beside_columns(self) -> tuple[str, ...]:
