@@ -220,7 +220,6 @@ def _whole_model(hub_config: Any, family: Family, attention: Attention) -> Any:
 
 
 def _fit_head(model: Any, hub_config: Any) -> None:
-    """Give a language model the head that its config tells."""
     kind = head_of(hub_config)
     if kind == "lm":
         return

@@ -94,7 +94,6 @@ def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Cur
 
 
 def _named_losses(row: dict[str, Any]) -> Iterator[tuple[str, float | None]]:
-    """Yield the losses of a row on further validation sets."""
     sets = row.get("validation_sets")
     for name, figures in sets.items() if isinstance(sets, dict) else ():
         if isinstance(figures, dict):

@@ -116,7 +116,6 @@ class _WorkerProcess:
         self._job: dict[str, Any] | None = job
 
     def request_task(self, task: Task) -> dict[str, Any]:
-        """Have it perform a task."""
         job, self._job = self._job, None
         try:
             answer, _ = self._process.ask({"job": job, "task": task})

@@ -67,7 +67,6 @@ def _parts_of_calls(calls: Sequence[ToolCall]) -> Iterator[tuple[str, str]]:
 
 
 def _argument_leaves(value: Any) -> Iterator[str]:
-    """Texts and numbers in the arguments of a call."""
     if isinstance(value, dict):
         for inner in value.values():
             yield from _argument_leaves(inner)
@@ -266,13 +265,11 @@ class ChatEncoder(Closeable):
 
 
 def _message_texts(message: ChatMessage) -> list[str]:
-    """Every text that a message brings into a prompt."""
     calls = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in message.tool_calls]
     return [message.text_content, message.reasoning or "", message.name or "", *calls]
 
 
 def _turn_weights(conversation: Conversation, rendered: RenderedChat) -> list[float]:
-    """The weight of each turn that was rendered."""
     messages, conversation_weight = conversation.messages, conversation.weight
     of_assistant = {message.weight for message in messages if message.role == "assistant"}
     if len(of_assistant) == 1:

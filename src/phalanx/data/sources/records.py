@@ -163,7 +163,6 @@ class RecordFiles(ABC):
         return open_runs(file, self._limits.max_ratio)
 
     def _whole_record(self, file: SourceFile, name: str) -> RawRecord | BrokenRecord:
-        """The file as one record."""
         content, size, reason, limit = bytearray(), 0, "", self._limits.max_record_bytes
         for run in self._open_runs(file):
             if isinstance(run, Damage):

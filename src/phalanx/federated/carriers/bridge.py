@@ -253,7 +253,6 @@ class BridgeCarrier:
             self._ready.append(LostSite(site, reason))
 
     def _report_trouble(self, site: str, what: str) -> None:
-        """Report a trouble of a site, once."""
         if self._contacts[site].trouble != what:
             self._contacts[site].trouble = what
             self._say(f"{site}: {what}")
@@ -314,7 +313,6 @@ class BridgeCarrier:
 
 
 def _close_socket(line: socket.socket) -> None:
-    """Close a socket, and wake whatever reads from it."""
     with contextlib.suppress(OSError):
         line.shutdown(socket.SHUT_RDWR)
     line.close()

@@ -72,7 +72,6 @@ def _write_json(content: object) -> str:
 
 
 def _package_files(folder: str, engine: str) -> dict[str, str]:
-    """Return the files of ours that an engine runs."""
     ours = files("phalanx.federated.carriers")
     code = {f"{folder}/{_PACKAGE}/{file}": ours.joinpath(file).read_text("utf-8") for file in ("shim.py", engine)}
     return {f"{folder}/{_PACKAGE}/__init__.py": "", **code}

@@ -170,7 +170,6 @@ class MaskingClient:
 
 @contextlib.contextmanager
 def _naming_worker(worker: WorkerPort) -> Iterator[None]:
-    """Name the worker that lied."""
     try:
         yield
     except WrongProductError as exc:

@@ -180,7 +180,6 @@ class _EventOrder:
         self._ended = False
 
     def follow_line(self, line: LogEntry, session: _Session | None) -> None:
-        """Follow one line."""
         body, self._last = line.body, line.kind
         if line.kind in _OPENINGS:
             self._ended = False

@@ -124,7 +124,6 @@ class BackgroundSaver(PlainSaver):
             self._worker.shutdown()
 
     def _submit_write(self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any]) -> None:
-        """Give shards to the writing thread."""
         self._written_step = num_steps
         self._writing = self._worker.submit(self._savepoint.write_checkpoint, num_steps, shards, state)
 

@@ -341,8 +341,6 @@ def _row_privacy(run: PipelineRun, private: PrivateBatches) -> RowPrivacy | None
 
 
 def _track_parties(book: PartyTracker, observe: Observe) -> Observe:
-    """Let the book of parties follow observed events."""
-
     def both(kind: str, body: dict[str, Any]) -> None:
         book.observe(kind, body)
         observe(kind, body)

@@ -106,7 +106,6 @@ class _CheckpointSession:
         result.write_s += written
 
     def size_bytes(self) -> int:
-        """Bytes of the newest checkpoint on disk."""
         newest = max(list_checkpoints(self._home.checkpoint_directory).items())[1]
         return sum(path.stat().st_size for path in newest.iterdir())
 

@@ -192,7 +192,6 @@ def _cpu_seconds(arm: ArmMeasurement) -> float:
 
 
 def _seconds_of(arm: ArmMeasurement) -> dict[str, float]:
-    """CPU seconds a step by part."""
     phases = {phase for seconds in arm.blocks[-1].report.usage.values() for phase in seconds}
     return part_seconds({phase: arm.cpu_of(phase) for phase in phases})
 

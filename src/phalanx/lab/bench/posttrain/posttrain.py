@@ -74,7 +74,6 @@ class _Arm:
     before: Resident | None = None
 
     def take_turn(self, steps: int, *, is_measured: bool) -> None:
-        """Let it make some steps."""
         used = cpu_seconds(process_tree(self.process.process_id)) if is_measured else 0.0
         began = time.perf_counter()
         self.losses += self.process.ask(TurnRequest(steps=steps), TurnReport).losses
