@@ -50,7 +50,7 @@ class FrameInTransit:
 
     Attributes:
         name: Tensor name, such as ``cut.train``; any host can read it in the frame's header.
-        attempt: From 0; higher after refusals.
+        attempt: Its number, from 0; higher after refusals.
     """
 
     client: str

@@ -55,11 +55,7 @@ from phalanx.train.sessions.rollouts import RewardedModel
 
 @final
 class Session:
-    """A session of ``train``, from start to end, whichever engine runs the steps.
-
-    Args:
-        on_validation: See `train`.
-    """
+    """A session of ``train``, from start to end, whichever engine runs the steps."""
 
     def __init__(
         self,
