@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from phalanx.planner.cost.schedule import Slot, Timeline
 from phalanx.report.figures import format_duration
+from phalanx.report.shell import write_page
 from phalanx.report.svg import (
     Attributes,
     AxisScale,
@@ -19,6 +21,7 @@ from phalanx.report.svg import (
     draw_picture,
     draw_text,
     make_element,
+    standalone_svg,
     tick_label,
 )
 
@@ -218,3 +221,9 @@ def _draw_slot(slot: Slot, x: AxisScale, top: float) -> Markup:
         return drawn
     number: Attributes = {"x": (x_left + right) / 2, "y": top + 15, "class": "tick middle halo"}
     return Markup(drawn + make_element("text", number, str(work.microbatch)))
+
+
+def write_fertility_svg(rows: Sequence[tuple[str, float]], out: Path) -> Path:
+    """Draw one bar for each vocabulary and group of texts."""
+    bars = name_bars(rows, "{:.2f} tokens in 100 bytes".format, "Tokens in 100 bytes of text, by vocabulary")
+    return write_page(out, standalone_svg(PlotFrame(height=16.0 + 28.0 * len(rows)), bars))
