@@ -57,16 +57,15 @@ def _kind_of(value: Any) -> Any:
     return OWN_KIND if is_own(kind) else kind
 
 
-def one_of(names: Collection[str] | Callable[[], Collection[str]], *, or_own: bool = False) -> AfterValidator:
+def one_of(names: Collection[str] | Callable[[], Collection[str]]) -> AfterValidator:
     """Accept members of `names` when a config is read, and refuse other values as a `Literal` would.
 
     Args:
         names: A table by name, or what gives the names where only some of a table's count.
-        or_own: Accept a reference to code of the user's own as well.
     """
 
     def check(value: str) -> str:
-        return check_name(value, names() if callable(names) else names, or_own=or_own)
+        return check_name(value, names() if callable(names) else names)
 
     return AfterValidator(check)
 
