@@ -73,15 +73,12 @@ class LocalTrainer(Protocol):
 
     def trained_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of each tensor that is trained."""
-        ...
 
     def train_round(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
         """Train one round; the same arguments give the same update, but for private rows, which are drawn anew."""
-        ...
 
     def measure_weights(self, weights: Mapping[str, Tensor]) -> SiteScores:
         """Measure weights on the site's own held-out rows."""
-        ...
 
 
 _KEPT = 64

@@ -32,7 +32,6 @@ class PrivateGradients(Protocol):
     @property
     def spent_rows(self) -> SpentRows:
         """Spent part of the site's budget."""
-        ...
 
     def round_gradients(self, number: int) -> Iterator[StepGradient]:
         """Yield the gradients of a round's steps, each of the weights as they are when it is asked for.
@@ -40,7 +39,6 @@ class PrivateGradients(Protocol):
         Raises:
             PrivacyBudgetError: The budget does not pay for the round; nothing was drawn.
         """
-        ...
 
 
 class WholeModel:

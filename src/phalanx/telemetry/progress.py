@@ -101,11 +101,9 @@ class ShownParties(Protocol):
 
     def party_rows(self) -> Sequence[PartyRow]:
         """Every party as it is now; called from another thread, once a second."""
-        ...
 
     def changed_rows(self) -> Sequence[PartyRow]:
         """The parties with another state, or other stages, than when this was last asked."""
-        ...
 
 
 class GuardStanding:

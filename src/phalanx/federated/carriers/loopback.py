@@ -22,11 +22,9 @@ class SiteProcesses(Protocol):
 
     def restart_ended_sites(self) -> Mapping[str, str]:
         """Return the sites of which a process has ended since the last look, with how, and start them again."""
-        ...
 
     def close(self) -> None:
         """End them all."""
-        ...
 
 
 class LoopbackCarrier:

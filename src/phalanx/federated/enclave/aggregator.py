@@ -48,11 +48,9 @@ class AggregatorPort(Protocol):
 
     def get_evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
         """Return its public key, and evidence that binds it to a site's nonce."""
-        ...
 
     def aggregate_updates(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
         """Open the updates of a round, and return one of them all."""
-        ...
 
 
 class AggregatorState:

@@ -44,7 +44,6 @@ class MessageCheck(Protocol):
 
     def accepts_message(self, message: StageTensor, /) -> bool:
         """Whether the message may be used; when not, its microbatch goes no further."""
-        ...
 
 
 class NoMessageCheck:

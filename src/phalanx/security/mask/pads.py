@@ -55,7 +55,6 @@ class PadSource(Protocol):
 
     def draw_pad(self, rows: int, columns: int) -> Pad:
         """Make a pad."""
-        ...
 
 
 class AesPads:

@@ -24,7 +24,6 @@ class EpochSource(Protocol):
 
     def raise_epoch(self) -> int:
         """Return an epoch that was never given before."""
-        ...
 
 
 class EpochStore:

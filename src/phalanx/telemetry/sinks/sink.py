@@ -42,15 +42,12 @@ class Sink(Protocol):
 
     def begin(self, run: TrackedRun) -> None:
         """Open the run, or open it again after a resume."""
-        ...
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Take one point of each named curve; all numbers are finite."""
-        ...
 
     def end(self, status: RunStatus) -> None:
         """Send the queued values, and close the run."""
-        ...
 
 
 @runtime_checkable
@@ -59,7 +56,6 @@ class HistogramSink(Protocol):
 
     def histogram(self, drawn: Histogram, step: int) -> None:
         """Take the histogram of one tensor at a step."""
-        ...
 
 
 _EXPECTED = "a metrics sink, with begin(run), scalars(values, step) and end(status)"

@@ -27,7 +27,6 @@ class RoundRecorder(Protocol):
 
     def observe_event(self, kind: str, body: dict[str, object]) -> None:
         """Write an event to the audit log and print it for people."""
-        ...
 
 
 class FederatedEngine:

@@ -39,24 +39,19 @@ class SplitLead(Protocol):
     @property
     def process_costs(self) -> Costs:
         """CPU time so far."""
-        ...
 
     @property
     def bytes_crossed(self) -> Mapping[str, int]:
         """Bytes on each line so far, both ways."""
-        ...
 
     def request_state(self) -> tuple[int, int, memoryview]:
         """Return finished steps, number and bytes of the sealed state."""
-        ...
 
     def settle_state(self, number: int) -> None:
         """A sealed state is safe: the ones before it are void."""
-        ...
 
     def restore_state(self, step: int, blob: memoryview) -> None:
         """Have the enclave go on from a sealed state."""
-        ...
 
 
 class ClientWork(Protocol):
@@ -64,15 +59,12 @@ class ClientWork(Protocol):
 
     def train_turn(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
         """Train one step; return its result, and the identity of its batch."""
-        ...
 
     def measure_turn(self, step: int, batches: Iterable[Batch]) -> Validation:
         """Measure held-out rows after so many finished steps."""
-        ...
 
     def sum_losses(self, step: int, batch: Batch) -> float:
         """Sum of nats of rows that are nobody's secret."""
-        ...
 
 
 class LocalClients:

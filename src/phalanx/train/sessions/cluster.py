@@ -96,27 +96,21 @@ class WorkerProcesses(Protocol):
 
     def start_workers(self, configs: Mapping[str, WorkerConfig]) -> None:
         """Start one process per worker file."""
-        ...
 
     def start_fork_server(self, threads: int) -> None:
         """Prepare for workers that are started later."""
-        ...
 
     def is_worker_alive(self, name: str) -> bool:
         """Whether a worker may still run."""
-        ...
 
     def dismiss_worker(self, name: str) -> None:
         """End one worker."""
-        ...
 
     def worker_output(self, name: str) -> str:
         """The end of a worker's output, for an error message."""
-        ...
 
     def close(self) -> None:
         """Give every worker a moment to end by itself, then end it."""
-        ...
 
 
 OpenWorkers = Callable[[Path], contextlib.AbstractContextManager[WorkerProcesses]]
