@@ -28,7 +28,6 @@ class CappedPoissonGaussian(PoissonGaussian):
     places: int
 
     def epsilon_after(self, steps: int, delta: float) -> float:
-        """Return the epsilon that so many steps spend at a delta; an upper bound."""
         epsilon = super().epsilon_after(steps, (1 - SPILLED) * delta)
         chance = spill_chance(self.rows, self.rate, self.places)
         return epsilon if _is_within_delta(chance, steps, epsilon, delta) else math.inf

@@ -194,7 +194,6 @@ class Channel(Closeable):
         self.receiver.time_cipher(clock)
 
     def close(self) -> None:
-        """Forget the keys of both directions; closing twice is harmless."""
         self.sender.close()
         self.receiver.close()
 

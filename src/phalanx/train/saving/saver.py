@@ -103,12 +103,10 @@ class BackgroundSaver(PlainSaver):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_lower_priority)
 
     def advance_pending(self) -> None:
-        """Bring pending work further; called once a step."""
         if self._writing is not None and self._writing.done():
             self._report_write()
 
     def finish_pending(self) -> None:
-        """Wait until nothing is under way."""
         self.wait_for_write()
 
     def wait_for_write(self) -> None:
@@ -177,14 +175,12 @@ class Saver(BackgroundSaver):
         self._duplicate = self._engine.begin_duplicate()
 
     def advance_pending(self) -> None:
-        """Bring pending work further; called once a step."""
         if self._duplicate is not None:
             self._engine.update_duplicate()
             self._hand_over()
         super().advance_pending()
 
     def finish_pending(self) -> None:
-        """Wait until nothing is under way."""
         if self._duplicate is not None:
             self._engine.finish_duplicate(self._duplicate)
             self._hand_over()
@@ -196,7 +192,6 @@ class Saver(BackgroundSaver):
         self.wait_for_write()
 
     def close(self) -> None:
-        """End the session: complete collections are still written."""
         try:
             self.wait_for_write()
             self._hand_over()
