@@ -232,11 +232,7 @@ class ModelConfig(StrictModel):
 
     @property
     def sliced_adapter(self) -> LoraConfig | PrefixConfig | PromptEncoderConfig | None:
-        """The adapter, for engines that build stages without weights.
-
-        Raises:
-            ConfigError: It is of a kind that is chosen by weights.
-        """
+        """The adapter, for engines that build stages without weights."""
         if isinstance(self.adapter, SpfConfig):
             raise ConfigError(
                 'model.adapter.kind = "spf": its rows are chosen by weights, and this engine builds stages without '

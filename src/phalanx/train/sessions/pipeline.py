@@ -163,11 +163,7 @@ class PipelineSetup:
             )
 
     def recover_state(self, savepoint: Savepoint) -> None:
-        """Have the state that the run goes on from as its newest checkpoint.
-
-        Raises:
-            CutLogError: A worker knows lines that the log lacks.
-        """
+        """Have the state that the run goes on from as its newest checkpoint."""
         context = self._context
         library = StageLibrary(self.material.source, self._plan, None, context.run.model.adapter_directory)
         if context.asks_workers:

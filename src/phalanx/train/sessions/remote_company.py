@@ -26,9 +26,6 @@ def remote_company(
         run: Needs ``split.remote_clients``.
         num_classes: Number of classes of a classification; 0 of a language model.
         clients: Takes reports on clients: their evidence, and refusals by admission.
-
-    Raises:
-        PeerLostError: The enclave or a client is not there in time, or gone.
     """
     split = run.split
     names = ", ".join(split.client_names)

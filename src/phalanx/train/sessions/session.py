@@ -103,7 +103,6 @@ class Session:
 
         Raises:
             AuditLogError: The log is broken, or a process runs here; nothing is touched then.
-            CheckpointError: No session was ever begun.
         """
         home = self._home
         with open_log(home) as log:

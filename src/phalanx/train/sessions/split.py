@@ -54,11 +54,7 @@ ADAPTERS = "adapters.safetensors"
 
 
 def describe_split(run: SplitRun, source: ModelSource) -> RenderableType:
-    """The resolved config, the two parts and what stands behind the enclave, for the terminal.
-
-    Raises:
-        ConfigError: The split cannot work.
-    """
+    """The resolved config, the two parts and what stands behind the enclave, for the terminal."""
     _check_run(run, source)
     split = run.split
     title = f"{split.mode} split, {split.clients} clients; {describe_protection(split)}"

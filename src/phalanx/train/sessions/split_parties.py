@@ -34,11 +34,7 @@ class SplitRevocations:
         self._barred = set(barred)
 
     def check_revocations(self, step: int) -> None:
-        """Return where none of them is revoked; before the turn of a step.
-
-        Raises:
-            CertificateError: The list cannot be read, so none is known to be still a party.
-        """
+        """Return where none of them is revoked; before the turn of a step."""
         revoked = self._revoked()
         for name in self._parties:
             if name in revoked and name not in self._barred:
