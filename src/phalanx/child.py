@@ -120,11 +120,9 @@ class PythonProcess(ChildProcess):
         return self.popen.pid
 
     def poll(self) -> int | None:
-        """Exit code; None while it runs, negative for a signal."""
         return self.popen.poll()
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for its end; None where it has not ended in time."""
         try:
             return self.popen.wait(timeout_s)
         except subprocess.TimeoutExpired:

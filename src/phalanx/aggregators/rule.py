@@ -49,11 +49,7 @@ CHUNK = 2**20
 
 @dataclass(frozen=True)
 class Aggregator:
-    """A robust rule and how much it stands.
-
-    Attributes:
-        max_byzantine: Largest number of Byzantine clients among so many clients.
-    """
+    """A robust rule and how much it stands."""
 
     rule: Rule
     max_byzantine: Callable[[int], int]

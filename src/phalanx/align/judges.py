@@ -21,11 +21,9 @@ class Judge(Protocol):
     @property
     def judge_lineage(self) -> dict[str, Any]:
         """Return everything that decides the judge's answers."""
-        ...
 
     def first_probability(self, question: str, /) -> float:
         """Return how sure it is of A, from 0 to 1."""
-        ...
 
 
 class ModelJudge:

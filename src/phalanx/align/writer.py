@@ -14,24 +14,19 @@ class Writer(Protocol):
     @property
     def writer_digest(self) -> str:
         """Of all that the model is."""
-        ...
 
     @property
     def sampling_settings(self) -> dict[str, object]:
         """Settings of the draw of tokens."""
-        ...
 
     def check_chat(self, chat: Sequence[ChatMessage], /) -> None:
         """Raise `DataError` where a chat cannot be answered."""
-        ...
 
     def write_answers(self, chats: Sequence[Sequence[ChatMessage]], seed: int, /) -> list[str]:
         """Answer each chat; empty where there is no answer."""
-        ...
 
     def log_probs(self, chat: Sequence[ChatMessage], answers: Sequence[str], /) -> list[float]:
         """Return the log-probability of each answer."""
-        ...
 
 
 def assistant_message(text: str) -> ChatMessage:

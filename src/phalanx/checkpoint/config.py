@@ -1,13 +1,13 @@
 """The configuration of checkpoints: how often, how and where to a run is saved, and how many are kept."""
 
 import re
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.config.strict import later_key
 
 _KEY = re.compile(r"(file|env|command):\S.*")
 
@@ -37,15 +37,9 @@ class CheckpointConfig(StrictModel):
     encrypt: bool = False
     key: str | None = None
     asynchronous: bool = False
-    sharded: bool = False
+    sharded: bool = later_key(False)
     journal: bool | None = None
     remote: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, serialize: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        # digests of runs from before this key stay what they were
-        section = serialize(self)
-        return section if self.sharded else {name: value for name, value in section.items() if name != "sharded"}
 
     @field_validator("key")
     @classmethod

@@ -33,11 +33,9 @@ class KeyHolder(Protocol):
 
     def wrap_key(self, data_key: bytes, about: bytes) -> bytes:
         """Encrypt a data key so that it opens for `about` only."""
-        ...
 
     def unwrap_key(self, wrapped: bytes, about: bytes) -> bytes:
         """Decrypt a data key."""
-        ...
 
 
 class LocalKey:

@@ -189,7 +189,6 @@ class Checkpoint:
         return self._shards[stage]
 
     def _read_listed_file(self, name: str) -> tuple[Path, bytes]:
-        """Read a file, verified and in the clear."""
         path = self.path / f"{name}{self._ending}"
         data = _read_verified(path, self._files[path.name])
         if self._sealer is None:

@@ -80,7 +80,6 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
 
 
 def _read_updates(adapter: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[str, LowRankUpdate]]:
-    """Return the tensors of an adapter, and what they add to each weight."""
     keys = read_adapter_keys(adapter, to_merge=True)
     if keys["peft_type"] != "LORA":
         raise CheckpointError(f"{adapter}: {keys['peft_type']}: virtual tokens are not weights of the model; load both")

@@ -91,7 +91,6 @@ _ASKED = {
 
 
 def _next_commands(kind: str, run_file: Path, workers: list[str]) -> list[str]:
-    """Return the commands that come next, to be copied."""
     file, chosen = shlex.quote(str(run_file)), " ".join(f"--name {name}" for name in workers)
     before = [f"phalanx invite {file} {chosen}  # prints the command for each machine"]
     return [

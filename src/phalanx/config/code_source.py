@@ -91,11 +91,7 @@ class CodeSource:
 
 
 def find_source(reference: CodeReference, home: Path) -> CodeSource:
-    """Find the source of a reference; nothing of it is run.
-
-    Args:
-        home: The directory of the file that names it.
-    """
+    """Find the source of a reference; nothing of it is run."""
     return _file_source(reference, home) if reference.is_file else _module_source(reference)
 
 

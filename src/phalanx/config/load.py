@@ -116,8 +116,6 @@ def config_of(
     Args:
         data: Sections and keys; overrides are written into it.
         path: Source of the values, for messages and for `prepare`.
-        overrides: See `load_config`.
-        prepare: See `load_config`.
     """
     for override in overrides:
         if override.endswith("-") and "=" not in override:

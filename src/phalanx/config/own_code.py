@@ -55,12 +55,7 @@ def own_references(data: Any) -> list[str]:
 
 
 def changed_code(expected: list[str], found: list[str]) -> str | None:
-    """Say which source has changed since it was pinned; None where none has.
-
-    Args:
-        expected: The references of the run that is there.
-        found: Those of the run file now.
-    """
+    """Say which source has changed since it was pinned; None where none has."""
     now = {parse_reference(kind).bare_reference: parse_reference(kind).digest for kind in found}
     for kind in expected:
         before = parse_reference(kind)
@@ -74,9 +69,6 @@ def changed_code(expected: list[str], found: list[str]) -> str | None:
 
 def open_own_code(kind: str, home: Path) -> None:
     """Run the source of one reference, so that `resolve` finds its objects; a second call does nothing.
-
-    Args:
-        home: The directory of the file that names it.
 
     Raises:
         ConfigError: The source is missing, is not the pinned one, fails, or imports what no digest covers.

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from phalanx.config.code_source import is_own, parse_reference
@@ -22,6 +22,11 @@ class StrictModel(BaseModel):
 RENAMED_KEYS = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 """For a section with renamed keys: a file may hold a field's name or its alias, which was its name before; digests and
 written files hold the alias, so they stay as they were."""
+
+
+def later_key(default: Any, **limits: Any) -> Any:
+    """Return the field of a key that older run files lack: at its default it is in no file and changes no digest."""
+    return Field(default=default, exclude_if=lambda value: value == default, **limits)
 
 
 class RefusedKeyError(ValueError):
@@ -52,16 +57,15 @@ def _kind_of(value: Any) -> Any:
     return OWN_KIND if is_own(kind) else kind
 
 
-def one_of(names: Collection[str] | Callable[[], Collection[str]], *, or_own: bool = False) -> AfterValidator:
+def one_of(names: Collection[str] | Callable[[], Collection[str]]) -> AfterValidator:
     """Accept members of `names` when a config is read, and refuse other values as a `Literal` would.
 
     Args:
         names: A table by name, or what gives the names where only some of a table's count.
-        or_own: Accept a reference to code of the user's own as well.
     """
 
     def check(value: str) -> str:
-        return check_name(value, names() if callable(names) else names, or_own=or_own)
+        return check_name(value, names() if callable(names) else names)
 
     return AfterValidator(check)
 

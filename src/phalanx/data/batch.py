@@ -31,9 +31,7 @@ class Batch:
         input_ids: int64 ``[batch, seq]``.
         labels: int64 ``[batch, seq]``, already shifted: ``labels[b, t]`` is the token after
             ``input_ids[b, t]``, or IGNORE where ``input_ids[b, t]`` ends a document.
-        indices: Sequence number of the corpus in each row.
         extras: More rows beside tokens and labels, by name: masks, weights, advantages; ``[batch, ...]`` each.
-        figures: Metrics of the batch by name.
 
     Raises:
         DataError: An extra tensor has not a row for each sequence.

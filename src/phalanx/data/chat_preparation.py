@@ -291,7 +291,6 @@ class _ChatBuild:
 
 
 def _find_template(config: DataConfig, wanted: ConversationsConfig, job: ChatJob) -> ChatTemplate:
-    """Return the chat template that a run file means."""
     if isinstance(config.tokenizer, BpeConfig):
         directory, end_token = None, ByteBpeTraining(vocab_size=config.tokenizer.vocab_size).end_of_text
     else:

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from phalanx.config import StrictModel, one_of
+from phalanx.config.strict import later_key
 from phalanx.data.chat.settings import ConversationsConfig, PreferencesConfig
 from phalanx.data.phases import (
     DatasetConfig,
@@ -35,7 +36,7 @@ class BpeConfig(StrictModel):
 
     kind: Literal["bpe"] = "bpe"
     vocab_size: int = Field(default=4096, ge=257)
-    special_tokens: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field(default=(), max_length=1000)
+    special_tokens: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = later_key((), max_length=1000)
     """Tokens beside the end of text that no text can give: the mask, sentinels and marks of objectives."""
 
     @model_validator(mode="after")
@@ -44,11 +45,6 @@ class BpeConfig(StrictModel):
         if odd:
             raise ValueError(f"special_tokens: {odd[0]!r} appears twice, or has white space around it; list each once")
         return self
-
-    @model_serializer(mode="wrap")
-    def _omit_special_tokens(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the special tokens out where there are none, so that an older run file keeps its digest."""
-        return {name: value for name, value in write(self).items() if name != "special_tokens" or value}
 
 
 class ModelTokenizerConfig(StrictModel):
@@ -219,7 +215,6 @@ Passes = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 _OF_TEXT = ("packing", "attention", "phases", "repeats", "skip")
 _OF_SOURCES = ("validation_share", "max_documents", "max_validation_sequences", "validation")
 _NOT_OF_CONVERSATIONS = ("packing", "phases", "repeats")
-_NEW_KEYS = ("dataset", "conversations", "preferences", "prompts", *_OF_TEXT)
 
 
 class DataConfig(StrictModel):
@@ -251,21 +246,21 @@ class DataConfig(StrictModel):
 
     sources: tuple[SourceConfig, ...] = ()
     labelled: LabelledConfig | None = None
-    preferences: PreferencesConfig | None = None
-    dataset: DatasetConfig | None = None
-    conversations: ConversationsConfig | None = None
-    prompts: PromptFiles = ()
+    preferences: PreferencesConfig | None = later_key(None)
+    dataset: DatasetConfig | None = later_key(None)
+    conversations: ConversationsConfig | None = later_key(None)
+    prompts: PromptFiles = later_key(())
     tokenizer: TokenizerConfig = DatasetTokenizerConfig()
     sequence_length: int = Field(ge=2)
     validation_share: float = Field(default=0.05, ge=0.0, le=0.5, allow_inf_nan=False)
     max_documents: int | None = Field(default=None, ge=1)
     max_validation_sequences: int = Field(default=64, ge=1)
     validation: tuple[ValidationSetConfig, ...] = ()
-    packing: Packing = "concatenate"
-    attention: DocumentAttention = "across"
-    phases: tuple[PhaseConfig, ...] = Field(default=(), max_length=1000)
-    repeats: dict[GroupName, Passes] = Field(default={}, max_length=1000)
-    skip: tuple[SkippedRange, ...] = Field(default=(), max_length=10_000)
+    packing: Packing = later_key("concatenate")
+    attention: DocumentAttention = later_key("across")
+    phases: tuple[PhaseConfig, ...] = later_key((), max_length=1000)
+    repeats: dict[GroupName, Passes] = later_key({}, max_length=1000)
+    skip: tuple[SkippedRange, ...] = later_key((), max_length=10_000)
 
     @property
     def validation_names(self) -> tuple[str, ...]:
@@ -321,9 +316,3 @@ class DataConfig(StrictModel):
         for name in names:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} {why}: remove it")
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the order where none is asked for, so that an older run file keeps its digest."""
-        plain = {name for name in _NEW_KEYS if getattr(self, name) == type(self).model_fields[name].default}
-        return {name: value for name, value in write(self).items() if name not in plain}

@@ -31,7 +31,6 @@ class SequenceLayout:
         max_validation_sequences: At most so many held-out ones are used, spread evenly.
         weights: Weight of each group in phases that give none.
         repeats: Passes that a group gives at most.
-        skip: Ranges of batches that are left out.
         weighted: Whether batches bring the weight of each label.
     """
 
@@ -245,7 +244,6 @@ class _GroupedRows:
         return [int(number) for number in row_numbers]
 
     def read_group_rows(self, numbers: Sequence[int]) -> RowBlock:
-        """Read rows, each from its group."""
         if len(self.parts) == 1:
             return self.parts[0].read_rows(numbers)
         row_numbers = np.asarray(numbers, dtype=np.int64)
@@ -284,7 +282,6 @@ def _packing_digest(content: str, layout: SequenceLayout) -> str:
 
 
 def _share_scores(scores: Scores, share: tuple[int, int], by: str) -> NDArray[np.floating]:
-    """Return the scores of a share's sequences."""
     number, shares = share
     return scores(by)[number::shares]
 

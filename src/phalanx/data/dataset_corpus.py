@@ -27,7 +27,6 @@ def open_shards(
     """Open a dataset as a run file names it.
 
     Args:
-        dataset: Its used groups, and its signer's key.
         tokenizer: The one that the run file names; None for that of the dataset.
 
     Raises:
@@ -118,7 +117,6 @@ def _document_starts(found: Dataset, group: str, split: str) -> NDArray[np.int64
 
 
 def _document_field(found: Dataset, group: str, split: str, name: str) -> NDArray[np.float64]:
-    """Return a field of each document as a number."""
     values = []
     for document in found.document_entries(group, split):
         value = document.fields.get(name)

@@ -24,16 +24,13 @@ class Sequences(Protocol):
     @property
     def digest(self) -> str:
         """SHA-256 in hex of all that is in it."""
-        ...
 
     @property
     def num_train_sequences(self) -> int:
         """At least 1."""
-        ...
 
     def train_batch(self, indices: Sequence[int]) -> Batch:
         """Training sequences by number."""
-        ...
 
 
 class HeldOut(Protocol):
@@ -42,11 +39,9 @@ class HeldOut(Protocol):
     @property
     def num_validation_sequences(self) -> int:
         """0 when nothing is held out."""
-        ...
 
     def validation_batch(self, indices: Sequence[int]) -> Batch:
         """Held-out sequences by number."""
-        ...
 
 
 class Rewrite(Protocol):
@@ -58,9 +53,7 @@ class Rewrite(Protocol):
         Args:
             samples: The number of each row in the run, or among the held-out rows.
             phases: The number of each row's phase.
-            held_out: Whether the rows are measured on alone.
         """
-        ...
 
 
 class RewrittenHeldOut:

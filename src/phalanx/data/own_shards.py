@@ -67,8 +67,6 @@ class ShardPlace:
 
         Args:
             config: The run file's section; what decided the tokens is kept as the recipe.
-            sources: Sources of the documents, in the order of their numbers.
-            files: Further files of the directory that the signature covers.
         """
         facts = DatasetFacts(
             sources=tuple(

@@ -31,7 +31,6 @@ def pack_split(
 
     Args:
         sequence_length: Decides how many sequences there are; the tokens do not depend on it.
-        part: Gets them, each document with its name.
         report: Told ``("encode", documents so far)``.
     """
     dtype = np.dtype(token_dtype(encoder.tokenizer.vocab_size))

@@ -43,7 +43,6 @@ def prepare_corpus(
     Args:
         config: Sources and cutting; conversations are rendered before.
         cache_dir: Results live here, each under a digest of all that decided it (file contents included).
-        seed: Seed of the split into training and validation.
         tokenizer_path: The model's directory or ``tokenizer.json``, for a tokenizer of kind "model".
         progress: Told a phase ("read", "vocabulary", "encode") and the documents done in it.
 

@@ -118,9 +118,6 @@ def prepare_prompts(
 
     Args:
         data: Needs `prompts`.
-        seed: Seed of the draw of held-out prompts, by content.
-        model_tokenizer: The model's, for a tokenizer of kind "model".
-        max_new_tokens: Tokens that must fit into a row behind every prompt.
     """
     lines = [(*row, source.ignore) for source in data.prompts for row in _read_prompt_lines(source.path)]
     if isinstance(data.tokenizer, BpeConfig):
@@ -197,7 +194,6 @@ def encode_prompt(
 
     Args:
         chat: Encodes prompts that are conversations; None where there is none.
-        ignore: Fields of a message that are not looked at.
     """
     text = record[PROMPT]
     if isinstance(text, str) or chat is None:

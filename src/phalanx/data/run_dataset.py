@@ -61,7 +61,6 @@ def open_groups(
     """Open a dataset and find the groups of a run in it; no token is read.
 
     Args:
-        dataset: Its used groups, and its signer's key.
         tokenizer: The one that the run file names; None for that of the dataset.
 
     Returns:

@@ -51,9 +51,6 @@ def prepare_validation_sets(
 
     Args:
         corpus: The run's own text; its vocabulary is used where the run trains one.
-        cache_dir: See `prepare`.
-        tokenizer_path: The model's, for a tokenizer of kind "model".
-        progress: See `prepare`.
     """
     tokenizer_config = config.tokenizer
     if isinstance(tokenizer_config, BpeConfig | DatasetTokenizerConfig):

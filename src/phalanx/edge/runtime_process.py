@@ -187,7 +187,6 @@ _RUNTIMES = {"gguf": _LlamaCpp, "onnx": _OnnxGenai}
 
 
 def _answer_order(runtime: _Runtime, order: dict[str, Any]) -> dict[str, Any]:
-    """Perform one order."""
     match order["do"]:
         case "version":
             return {"version": runtime.version}

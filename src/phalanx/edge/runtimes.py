@@ -45,7 +45,6 @@ class IndependentRuntime:
 
     Args:
         kind: Format, a key of `RUNTIME_PACKAGES`.
-        path: The GGUF file, or the directory of ONNX.
     """
 
     def __init__(self, kind: str, path: Path) -> None:

@@ -119,7 +119,6 @@ class VerifiedExport:
     """An exported directory whose files match its statement.
 
     Attributes:
-        signer: Fingerprint of the key that signed.
         is_expected: Whether the caller named that key; any key is accepted otherwise.
     """
 

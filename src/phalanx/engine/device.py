@@ -10,7 +10,6 @@ def check_build(device: str, where: str) -> None:
 
     Args:
         device: "cpu" or "cuda", with or without a number.
-        where: The key or option that names it.
     """
     if not device.startswith("cuda"):
         return
@@ -29,7 +28,6 @@ def check_device(device: str, where: str) -> None:
 
     Args:
         device: "cpu" or "cuda", with or without a number.
-        where: The key or option that names it.
     """
     check_build(device, where)
     if not device.startswith("cuda"):

@@ -170,4 +170,3 @@ class Engine(Protocol):
         Raises:
             FailedBatchError: Nothing was applied; the step can be run again with another batch.
         """
-        ...

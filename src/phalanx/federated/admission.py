@@ -125,8 +125,6 @@ class AdmittedUpdate:
     """An update that may be looked at.
 
     Attributes:
-        samples: Weight of the update in a mean.
-        norm: Euclidean norm over all tensors together.
         header: The signed header, the evidence of the site's statement.
     """
 

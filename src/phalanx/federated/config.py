@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.config import RENAMED_KEYS, StrictModel
+from phalanx.config.strict import later_key
 from phalanx.federated.mixing import min_mixed
 from phalanx.transport import TransportConfig
 
@@ -176,20 +177,20 @@ class FederatedConfig(StrictModel):
     byzantine: Annotated[int, Field(ge=0)] = 0
     before: tuple[Literal["nnm", "bucketing"], ...] = ()
     secure: bool = False
-    sums: Literal["masked", "homomorphic", "enclave"] = "masked"
-    keepers: tuple[str, ...] = ()
+    sums: Literal["masked", "homomorphic", "enclave"] = later_key("masked")
+    keepers: tuple[str, ...] = later_key(())
     enclave: EnclaveSumsConfig = EnclaveSumsConfig()
-    privacy: SitePrivacyConfig | None = None
+    privacy: SitePrivacyConfig | None = later_key(None)
     bucket: Annotated[int, Field(ge=MIN_SUMMED)] | None = None
     weights: Literal["equal", "samples"] = "equal"
     max_samples: Annotated[int, Field(ge=1, le=2**20)] = Field(default=1000, alias="most_samples")
     exchange: Literal["factors", "frozen_a", "product"] = "factors"
-    personal: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
+    personal: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = later_key(())
     max_norm: Annotated[float, Field(gt=0.0, lt=1e30)] = 10.0
     deadline_s: Annotated[float, Field(gt=0.0, le=86400.0)] = 600.0
     respawns: Annotated[int, Field(ge=0)] = 2
     carrier: Literal["loopback", "bridge"] = "loopback"
-    pki: str | None = None
+    pki: str | None = later_key(None)
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
@@ -325,12 +326,8 @@ class FederatedConfig(StrictModel):
 
     @model_serializer(mode="wrap")
     def _serialize_federated(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out unset keys, so that an older run file keeps its digest."""
-        unasked: dict[str, object] = {"pki": None, "privacy": None, "personal": (), "sums": "masked", "keepers": ()}
-        left_out = {name for name, plain in unasked.items() if getattr(self, name) == plain}
-        if self.sums != "enclave":
-            left_out.add("enclave")
-        return {name: value for name, value in write(self).items() if name not in left_out}
+        """Leave the aggregator out where there is none, so that an older run file keeps its digest."""
+        return {key: value for key, value in write(self).items() if key != "enclave" or self.sums == "enclave"}
 
     @property
     def cohort_sizes(self) -> range:

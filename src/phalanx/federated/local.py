@@ -73,15 +73,12 @@ class LocalTrainer(Protocol):
 
     def trained_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of each tensor that is trained."""
-        ...
 
     def train_round(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
         """Train one round; the same arguments give the same update, but for private rows, which are drawn anew."""
-        ...
 
     def measure_weights(self, weights: Mapping[str, Tensor]) -> SiteScores:
         """Measure weights on the site's own held-out rows."""
-        ...
 
 
 _KEPT = 64
@@ -93,7 +90,6 @@ def personal_names(trained: Iterable[str], patterns: Sequence[str]) -> frozenset
 
     Args:
         trained: Names of all weights that are trained.
-        patterns: Patterns in the form of a shell's.
 
     Raises:
         ConfigError: A pattern matches none of them, or nothing is left that sites would share.
@@ -111,10 +107,6 @@ def personal_names(trained: Iterable[str], patterns: Sequence[str]) -> frozenset
 
 class PersonalWeights:
     """The personal weights of one site, a file for each of the latest rounds that it has trained.
-
-    Args:
-        directory: Directory of the site alone.
-        first: Weights before its first round.
 
     Guarantees:
         A round that is trained again begins with the same weights: the latest of the rounds before it.

@@ -31,12 +31,7 @@ LEDGER_FILE, _HEAD_FILE = "events.jsonl", "audit.head"
 
 
 def open_site_ledger(directory: Path, identity: Identity) -> tuple[AuditLog, PastCharges]:
-    """Open the ledger of a site, which all runs of its directory share, and read its charges.
-
-    Args:
-        directory: Directory of the ledger alone.
-        identity: Identity that signs each line.
-    """
+    """Open the ledger of a site, which all runs of its directory share, and read its charges."""
     path, head_file, run = directory / LEDGER_FILE, directory / _HEAD_FILE, f"rows of {identity.name}"
     heads = []
     try:
@@ -93,7 +88,6 @@ class PrivateSteps:
     """The gradients of a site's steps: sums of rows' clipped gradients, with noise, over the rows of a mean batch.
 
     Args:
-        rows: Rows that are drawn and charged.
         fresh: Draws random bytes; another one than the system's generator is for tests.
 
     Guarantees:

@@ -19,10 +19,7 @@ class SealedPlace:
     """The one place that sealed bytes are for.
 
     Attributes:
-        purpose: Meaning of the sealed bytes, and kind of the receiving party.
         terms: Digest of the terms of the run, 32 bytes.
-        model: Digest of the weights that updates are relative to.
-        site: Name of the site that the update is of.
         number: Number of the sum; 0 where a round has one alone.
     """
 

@@ -32,7 +32,6 @@ class PrivateGradients(Protocol):
     @property
     def spent_rows(self) -> SpentRows:
         """Spent part of the site's budget."""
-        ...
 
     def round_gradients(self, number: int) -> Iterator[StepGradient]:
         """Yield the gradients of a round's steps, each of the weights as they are when it is asked for.
@@ -40,14 +39,12 @@ class PrivateGradients(Protocol):
         Raises:
             PrivacyBudgetError: The budget does not pay for the round; nothing was drawn.
         """
-        ...
 
 
 class WholeModel:
     """A whole model in one process, with its trained parameters.
 
     Args:
-        seed: Seed of the adapter's first values.
         objective: A key of `OBJECTIVES`.
         num_classes: Number of classes; 0 without a classification.
         frozen_a: Whether the factors A of LoRA keep the values that the seed gave.
@@ -179,7 +176,6 @@ class SiteData:
     """The training rows and held-out rows of a site.
 
     Attributes:
-        loader: Draws from the site's own sequences.
         pick: Gives its own sequences by number, from 0.
         digest: SHA-256 in hex of all that they are drawn from.
     """
@@ -204,7 +200,6 @@ class SiteSchedule:
 
     Attributes:
         optimizer: Begun anew in every round.
-        microbatches: Parts that they are cut into.
     """
 
     optimizer: OptimizerConfig
@@ -218,7 +213,6 @@ class SiteTrainer:
     """A `LocalTrainer` of a whole model in this process: it is loaded once, for all rounds.
 
     Args:
-        directory: Directory of the site alone, for personal weights.
         private: Makes each step's gradient one with noise; None where the batches' own is taken.
     """
 

@@ -101,7 +101,6 @@ def mean_of_products(before: Mapping[str, Tensor], deltas: Sequence[Named], weig
 
     Args:
         before: Weights that the updates are relative to; factors come in pairs.
-        deltas: Movement of each site's weights.
 
     Guarantees:
         The product of each pair is the mean of the sites' products as nearly as the rank allows; the sites' ranks

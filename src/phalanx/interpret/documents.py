@@ -131,7 +131,6 @@ def _embed(model: TextModel, ids: Sequence[int]) -> Tensor:
 
 
 def _last_block(module: Any) -> list[nn.Parameter]:
-    """Return the parameters of the last block."""
     stacks = [part for part in module.base_model.modules() if isinstance(part, nn.ModuleList) and len(part)]
     if not stacks:
         raise ModelError("the model has no stack of blocks whose gradients could be compared")

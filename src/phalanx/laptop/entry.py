@@ -38,11 +38,7 @@ _ANSWERS = 3
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A run of `phalanx train` that did not complete.
-
-    Attributes:
-        status: The summary's status, interrupted or failed.
-    """
+    """A run of `phalanx train` that did not complete."""
 
     phase: Phase
     status: str

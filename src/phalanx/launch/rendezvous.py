@@ -19,15 +19,12 @@ class Rendezvous(Protocol):
 
     def read_address(self) -> str | None:
         """Where the owner listens; None while it does not."""
-        ...
 
     def has_ended(self) -> bool:
         """Whether the run is over."""
-        ...
 
     def publish_address(self, address: str | None) -> None:
         """Say where the owner listens; None when it is gone."""
-        ...
 
     def announce_end(self, code: int) -> bool:
         """Say that the run is over, and how its owner ended.
@@ -35,7 +32,6 @@ class Rendezvous(Protocol):
         Returns:
             Whether the process that started this launch will read the exit code here.
         """
-        ...
 
 
 class FileRendezvous:

@@ -64,11 +64,9 @@ class WorkerHost(Protocol):
 
     def start(self, name: str, config: WorkerConfig) -> None:
         """Start a worker; an earlier one is killed."""
-        ...
 
     def poll(self, name: str) -> int | None:
         """Exit code of the worker of this name, None while it runs, negative when it died."""
-        ...
 
 
 class Substitutes:
@@ -146,23 +144,18 @@ class WatchedProcess(Protocol):
     @property
     def listen_address(self) -> str | None:
         """``host:port`` where it listens, once it does."""
-        ...
 
     def start_process(self) -> None:
         """Start it, or start it again."""
-        ...
 
     def poll(self) -> int | None:
         """Exit code; None while it runs, negative for a signal."""
-        ...
 
     def ask_to_end(self) -> None:
         """Let it stop in good order."""
-        ...
 
     def kill(self) -> None:
         """End it at once."""
-        ...
 
 
 class EndNotice(Protocol):
@@ -171,7 +164,6 @@ class EndNotice(Protocol):
     @property
     def notice_count(self) -> int:
         """How often."""
-        ...
 
 
 def watch_owner(

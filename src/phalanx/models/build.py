@@ -102,10 +102,6 @@ def build_empty_stage(
 
     Names and shapes equal those of ``build_stage``. Values hold NaN, so that a value that is never filled shows at
     once. Tables that are computed from the config (rotary frequencies) are right.
-
-    Raises:
-        ModelError: As ``build_stage``, the config is malformed, or the adapter chooses rows by weights, which are not
-            there.
     """
     if isinstance(adapter, SpfConfig):
         raise ModelError("model.adapter: spf chooses rows by the model's weights, and a stage without any has none")
@@ -220,7 +216,6 @@ def _whole_model(hub_config: Any, family: Family, attention: Attention) -> Any:
 
 
 def _fit_head(model: Any, hub_config: Any) -> None:
-    """Give a language model the head that its config tells."""
     kind = head_of(hub_config)
     if kind == "lm":
         return

@@ -1,19 +1,17 @@
 """The configuration of a model and its adapters; imports no torch."""
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
     Discriminator,
     Field,
     Tag,
-    model_serializer,
     model_validator,
 )
 
 from phalanx.config import StrictModel
-from phalanx.config.strict import check_reference
+from phalanx.config.strict import check_reference, later_key
 from phalanx.errors import ConfigError
 from phalanx.planner import Adapter
 from phalanx.planner.model.adapter import PlannedPrompt, PromptEncoding
@@ -48,15 +46,10 @@ class LoraConfig(StrictModel):
     alpha: float = Field(default=16, gt=0, allow_inf_nan=False)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     targets: tuple[str, ...] = ()
-    dora: bool = False
-    rslora: bool = False
-    quantize: Quantization | None = None
-    path: str | None = Field(default=None, min_length=1)
-
-    @model_serializer(mode="wrap")
-    def _omit_lora_defaults(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out default values, so that digests of other runs stay the same."""
-        return _drop_newer_defaults(write(self), ("dora", "rslora", "quantize", "path"))
+    dora: bool = later_key(False)
+    rslora: bool = later_key(False)
+    quantize: Quantization | None = later_key(None)
+    path: str | None = later_key(None, min_length=1)
 
     @model_validator(mode="after")
     def _check_targets(self) -> "LoraConfig":
@@ -98,12 +91,7 @@ class PrefixConfig(StrictModel):
 
     kind: Literal["ptuning"]
     tokens: int = Field(default=16, ge=1, le=1024)
-    path: str | None = Field(default=None, min_length=1)
-
-    @model_serializer(mode="wrap")
-    def _omit_prefix_defaults(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out default values, so that digests of other runs stay the same."""
-        return _drop_newer_defaults(write(self), ("path",))
+    path: str | None = later_key(None, min_length=1)
 
     @property
     def planner_adapter(self) -> Adapter:
@@ -145,10 +133,6 @@ class PromptEncoderConfig(StrictModel):
     def planner_adapter(self) -> Adapter:
         """As the planner has it."""
         return Adapter(0, prompt=PlannedPrompt(self.tokens, self.encoder, self.encoder_size))
-
-
-def _drop_newer_defaults(values: dict[str, Any], newer: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in newer or value not in (None, False)}
 
 
 def _kind_of(value: object) -> object:
@@ -207,16 +191,9 @@ class ModelConfig(StrictModel):
     adapter: AdapterConfig | None = None
     activation_checkpointing: bool = False
     attention: Attention = "sdpa"
-    family: Annotated[str, AfterValidator(check_reference)] | None = None
+    family: Annotated[str, AfterValidator(check_reference)] | None = later_key(None)
     layers: int | None = Field(default=None, ge=1)
-    head: HeadKind | None = None
-
-    @model_serializer(mode="wrap")
-    def _omit_absent_keys(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave family and head out where there are none: the digests of other runs stay as they were."""
-        return {
-            name: value for name, value in write(self).items() if name not in ("family", "head") or value is not None
-        }
+    head: HeadKind | None = later_key(None)
 
     @model_validator(mode="after")
     def _check_origin(self) -> "ModelConfig":
@@ -255,11 +232,7 @@ class ModelConfig(StrictModel):
 
     @property
     def sliced_adapter(self) -> LoraConfig | PrefixConfig | PromptEncoderConfig | None:
-        """The adapter, for engines that build stages without weights.
-
-        Raises:
-            ConfigError: It is of a kind that is chosen by weights.
-        """
+        """The adapter, for engines that build stages without weights."""
         if isinstance(self.adapter, SpfConfig):
             raise ConfigError(
                 'model.adapter.kind = "spf": its rows are chosen by weights, and this engine builds stages without '

@@ -28,9 +28,6 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
 
     Args:
         needs_tokenizer: Whether the text is cut by the model's own tokenizer.
-
-    Raises:
-        ModelError: A file is missing or no JSON; or the model comes without a tokenizer.
     """
     described = describe_model(config)
     if described is not None:
@@ -67,11 +64,7 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
 
 
 def describe_model(config: ModelConfig) -> Mapping[str, Any] | None:
-    """Return the keys of a model's config.json; None of a packaged model, which has been looked at before.
-
-    Raises:
-        ModelError: There is no such directory, or no such file in it.
-    """
+    """Return the keys of a model's config.json; None of a packaged model, which has been looked at before."""
     if config.path is None:
         return config.architecture
     return read_config(model_directory(config.path))

@@ -103,11 +103,7 @@ def _own_family(kind: str, found: Any) -> tuple[Family | str, FamilyFacts]:
 
 
 def family_of(model_type: object, where: str) -> Family:
-    """Return the slicing rule of a family.
-
-    Raises:
-        ModelError: No rule exists for `model_type`; the message starts with `where`.
-    """
+    """Return the slicing rule of a family."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
             f"{where}: model_type: found {model_type!r}{_why_not(model_type)}; expected one of "
@@ -141,10 +137,6 @@ def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool =
         data: The keys of a config.json, ``model_type`` included.
         where: File or section for the messages.
         refuse_unknown: Refuse keys that the family does not know; transformers takes them in silence.
-
-    Raises:
-        ModelError: Unknown family or key, a value that transformers refuses, or an option that cannot
-            be sliced.
     """
     family = family_of(data.get("model_type"), where)
     config_class = CONFIG_MAPPING[family.model_type]
@@ -176,11 +168,7 @@ def made_one_by_one(data: Mapping[str, Any]) -> int:
 
 
 def shared_hub_config(data: Mapping[str, Any]) -> Any:
-    """Return the config of equal keys that was parsed before; it is read, and never changed.
-
-    Raises:
-        ModelError: As `parse_hub_config`; or a value that JSON cannot hold.
-    """
+    """Return the config of equal keys that was parsed before; it is read, and never changed."""
     try:
         key = canonical_json(dict(data))
     except (TypeError, ValueError, RecursionError) as exc:

@@ -57,11 +57,7 @@ class AttentionPattern:
         return positions - first.cummax(dim=1).values
 
     def check_shape(self, batch: int, seq: int) -> None:
-        """Return where the pattern is one of so many rows of so many tokens.
-
-        Raises:
-            ModelError: It has other rows or tokens, or a prefix is longer than its row.
-        """
+        """Return where the pattern is one of so many rows of so many tokens."""
         boundaries = self.prefix if self.documents is None else self.documents
         expected_shape = (batch,) if self.documents is None else (batch, seq)
         if boundaries is None:
@@ -304,11 +300,7 @@ class Family(ABC):
         return requested
 
     def check_pattern(self, pattern: AttentionPattern, before: int) -> None:
-        """Return where the family has a kind of attention.
-
-        Raises:
-            ModelError: transformers has it not, or not together with virtual tokens.
-        """
+        """Return where the family has a kind of attention."""
         if pattern.kind not in self.attention_kinds:
             raise ModelError(
                 f"{self.model_type}: has no {pattern.kind} attention in transformers, only "

@@ -49,11 +49,7 @@ def tokenizer_companions(directory: Path) -> Iterator[Path]:
 
 
 def copy_tokenizer(tokenizer: Path, target: Path) -> None:
-    """Copy a tokenizer.json and its companions into a directory.
-
-    Raises:
-        OSError: A file cannot be read or written.
-    """
+    """Copy a tokenizer.json and its companions into a directory."""
     shutil.copyfile(tokenizer, target / TOKENIZER)
     for path in tokenizer_companions(tokenizer.parent):
         place = target / path.relative_to(tokenizer.parent)
@@ -83,11 +79,7 @@ def find_tokenizer(directory: Path, cache_dir: Path) -> Path | None:
 
 
 def save_tokenizer(directory: Path, target: Path) -> None:
-    """Write the tokenizer of a directory as tokenizer.json and its companions, by transformers.
-
-    Raises:
-        ModelError: transformers makes no tokenizer of the files, or one without a fast form.
-    """
+    """Write the tokenizer of a directory as tokenizer.json and its companions, by transformers."""
     try:
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

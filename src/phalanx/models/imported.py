@@ -52,11 +52,7 @@ def import_model(source: Path, out: Path, *, makes_tokenizer: bool = True) -> No
 
 
 def _check_copy(source: Path, spare: Path) -> None:
-    """Compare what was written with its config; an error names the user's file that it was made of.
-
-    Raises:
-        ModelError: As `check_shapes`, and as a model directory that is opened.
-    """
+    """Compare what was written with its config; an error names the user's file that it was made of."""
     try:
         check_shapes(ModelSource(spare))
     except ModelError as exc:

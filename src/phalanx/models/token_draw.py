@@ -34,17 +34,14 @@ class DrawRule(Protocol):
     @property
     def temperature(self) -> float:
         """Divides the logits; 0 takes the likeliest token."""
-        ...
 
     @property
     def top_k(self) -> int:
         """Draw from so many likeliest tokens; 0 for all."""
-        ...
 
     @property
     def top_p(self) -> float:
         """Draw from the likeliest tokens that have this share together."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ def group_advantages(rewards: Float[Tensor, "prompts group"], *, scaled: bool) -
     """Rewards less the mean of their group.
 
     Args:
-        rewards: Finite rewards of all answers to each prompt.
         scaled: Whether they are then divided by the group's standard deviation, as GRPO does and Dr. GRPO does not.
 
     Source: Shao et al. 2024, section 4.1.2; Liu et al. 2025, section 3.

@@ -71,7 +71,6 @@ def mark_classes(classes: Sequence[int], lengths: Sequence[int], seq: int) -> In
     Args:
         classes: One class per text, ``[batch]``.
         lengths: Tokens of each text, 1 to `seq`.
-        seq: Tokens of a row, padding included.
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
 

@@ -78,11 +78,6 @@ def ipo_loss(
 
     Log-ratios are means over a row's labels, as the authors and TRL have it, so that long answers do not weigh more.
 
-    Args:
-        logits: As in `dpo`.
-        labels: As in `dpo`.
-        extras: As in `dpo`.
-
     Returns:
         ``((p_c - r_c) / n_c - (p_r - r_r) / n_r - 1 / (2 beta))^2`` over the pairs; and their number.
 
@@ -186,10 +181,6 @@ def simpo_loss(
 ) -> tuple[Float[Tensor, ""], int]:
     """Summed logistic loss of the pairs' gaps of mean log-probabilities, less a margin.
 
-    Args:
-        logits: As in `orpo`.
-        labels: As in `orpo`.
-
     Returns:
         ``-log s(beta (m_c - m_r) - margin)`` over the pairs; and their number.
 
@@ -211,10 +202,6 @@ def cpo_loss(
     settings: CpoSettings,
 ) -> tuple[Float[Tensor, ""], int]:
     """Summed logistic loss of the pairs' gaps of log-probabilities, with the likelihood loss of the chosen answers.
-
-    Args:
-        logits: As in `orpo`.
-        labels: As in `orpo`.
 
     Returns:
         ``-log s(beta (p_c - p_r)) - likelihood m_c`` over the pairs; and their number. The second term is a mean over

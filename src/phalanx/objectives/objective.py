@@ -71,7 +71,6 @@ class Objective:
     Attributes:
         loss: Loss that reads neither extra rows nor settings.
         with_extras: Loss that reads extra rows or settings; exactly one of the two is set.
-        extras: The rows that it reads, by name.
         own_head: Whether it trains a head of its own in the place of the language model's.
         settings: The class of its settings, which `with_extras` gets as ``settings``; None where it has none.
         rewriting: Called with the settings, if there are any, the tokenizer's table and a row's length; returns the

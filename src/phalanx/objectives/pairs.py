@@ -76,9 +76,6 @@ def log_ratios(
     """Add up the log-ratios of each row's labels, of the model to its reference.
 
     Args:
-        name: As in `row_log_probs`.
-        logits: As in `row_log_probs`.
-        labels: As in `row_log_probs`.
         extras: ``reference``, float32 ``[batch]``.
     """
     rows = row_log_probs(name, logits, labels)

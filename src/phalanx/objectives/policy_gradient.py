@@ -151,7 +151,6 @@ def grpo_loss(
         labels: Sampled tokens, already shifted; IGNORE (-100) for prompts and padding.
         extras: `ROLLOUT_EXTRAS`, float32 ``[batch, seq]``; places with an IGNORE count nothing. For parts of rows also
             `ROW_LABELS`, by which the losses of a row are divided then.
-        settings: Clip, temperature, weight of the divergence.
 
     Returns:
         With r the ratio of a token's probability to that under the policy that sampled it and A its advantage,
@@ -209,7 +208,6 @@ def token_log_probs(name: str, logits: Tensor, labels: Tensor, temperature: floa
     """Log-probability of each label, float32 ``[batch, seq]``; 0 at an IGNORE.
 
     Args:
-        name: Name of the objective, for error messages.
         logits: ``[batch, seq, vocab]``.
         labels: int64 ``[batch, seq]``.
         temperature: Number that logits are divided by.

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, one_of
+from phalanx.config.strict import later_key
 from phalanx.errors import TrainingError
 from phalanx.planner.model.optimizers import OPTIMIZERS, foreign_settings
 
@@ -79,7 +80,7 @@ class OptimizerConfig(StrictModel):
     weight_decay: float = Field(default=0.1, ge=0.0, allow_inf_nan=False)
     clip_norm: float | None = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     warmup_steps: int = Field(default=0, ge=0)
-    warmup_share: float = Field(default=0.0, ge=0.0, le=0.5, allow_inf_nan=False)
+    warmup_share: float = later_key(0.0, ge=0.0, le=0.5, allow_inf_nan=False)
     schedule: Annotated[str, one_of(DECAYS)] = "cosine"
     min_lr_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
     decay_share: float = Field(default=0.1, gt=0.0, le=1.0)
@@ -100,11 +101,6 @@ class OptimizerConfig(StrictModel):
                 f"warmup_steps = {self.warmup_steps} beside warmup_share = {self.warmup_share:g}; remove one of them"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _omit_warmup_share(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the share out where there is none, so that an older run file keeps its digest."""
-        return {name: value for name, value in write(self).items() if name != "warmup_share" or value}
 
     def num_warmup_steps(self, total_steps: int) -> int:
         """Return over how many steps of a run of this length the learning rate rises."""

@@ -23,7 +23,6 @@ class StageOptimizer:
     for bit; with `single_rounding`, any two holders. The moments live where the parameters are when this is made.
 
     Args:
-        config: Learning rate and the rest.
         has_moments: Without them parameters can be loaded and read, at 4 bytes each, but no step can be made.
         single_rounding: Make updates as `UpdateRule` does, with the same bits on every processor, at a lower speed.
         renewed_every: Steps after which a state with zero moments is loaded, from which moments count anew; None where

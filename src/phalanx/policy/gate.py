@@ -145,7 +145,6 @@ class RoleGate(Closeable):
             raise RoleError(f"{call}: {needed}; {name} has {_list_roles(project, person)}")
 
     def close(self) -> None:
-        """Let go of the key."""
         self._stack.close()
 
     @property

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from phalanx.planner.cost.schedule import Slot, Timeline
 from phalanx.report.figures import format_duration
+from phalanx.report.shell import write_page
 from phalanx.report.svg import (
     Attributes,
     AxisScale,
@@ -19,6 +21,7 @@ from phalanx.report.svg import (
     draw_picture,
     draw_text,
     make_element,
+    standalone_svg,
     tick_label,
 )
 
@@ -56,9 +59,7 @@ def step_bars(
 
     Args:
         bars: At least one, in order of their steps.
-        y_label: Name of the vertical axis, with its unit.
         items: Legend, as (shape, colour class, name).
-        label: Description for users of screen readers.
     """
     first, last = min(bar.first for bar in bars), max(bar.last for bar in bars)
     highest = max(sum(value for _, value in bar.parts) for bar in bars)
@@ -74,10 +75,7 @@ def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], l
     """Draw one horizontal bar beside each name, longest first as given.
 
     Args:
-        rows: Names and values, not negative.
         show: Turns a value into text with its unit.
-        label: Description for users of screen readers.
-        css: CSS class of the colour.
     """
     margin = _room_for([name for name, _ in rows], 262.0)
     frame = PlotFrame(height=16.0 + 28.0 * len(rows), left=margin, right=210.0, top=8.0, bottom=8.0)
@@ -136,7 +134,6 @@ def part_bars(
     Args:
         rows: At least one; names with their parts, the same parts in every row, none negative.
         show: Turns a value into text with its unit.
-        label: Description for users of screen readers.
         limit: Position of a line that bars should not cross; a limit far beyond the bars is described in words.
         colours: CSS class of each part.
     """
@@ -224,3 +221,9 @@ def _draw_slot(slot: Slot, x: AxisScale, top: float) -> Markup:
         return drawn
     number: Attributes = {"x": (x_left + right) / 2, "y": top + 15, "class": "tick middle halo"}
     return Markup(drawn + make_element("text", number, str(work.microbatch)))
+
+
+def write_fertility_svg(rows: Sequence[tuple[str, float]], out: Path) -> Path:
+    """Draw one bar for each vocabulary and group of texts."""
+    bars = name_bars(rows, "{:.2f} tokens in 100 bytes".format, "Tokens in 100 bytes of text, by vocabulary")
+    return write_page(out, standalone_svg(PlotFrame(height=16.0 + 28.0 * len(rows)), bars))

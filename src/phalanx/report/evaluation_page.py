@@ -50,7 +50,6 @@ def _suite_section(suite: SuiteResult) -> Markup | None:
 
 
 def _draw_shares(suite: SuiteResult) -> Markup | None:
-    """Draw every share from 0 to 1 as a point with its interval."""
     shares = [
         figure
         for figure in suite.figures

@@ -43,7 +43,6 @@ class Curve:
     """One run's losses in nats.
 
     Attributes:
-        label: Name of the run, or of the series.
         colour: Number of one of the 7 colours.
         loss: Training loss by step; None where it was not finite.
         validation: Validation loss by step; drawn when the curve is the only one.
@@ -95,7 +94,6 @@ def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Cur
 
 
 def _named_losses(row: dict[str, Any]) -> Iterator[tuple[str, float | None]]:
-    """Yield the losses of a row on further validation sets."""
     sets = row.get("validation_sets")
     for name, figures in sets.items() if isinstance(sets, dict) else ():
         if isinstance(figures, dict):

@@ -164,7 +164,6 @@ def _time_section(shown: tuple[Estimate, ...]) -> Markup:
 
 
 def _drop_empty_parts(rows: list[tuple[str, dict[str, float]]]) -> list[tuple[str, dict[str, float]]]:
-    """Leave out parts that no row has."""
     used = [part for part in rows[0][1] if any(parts[part] > 0 for _, parts in rows)]
     return [(name, {part: parts[part] for part in used}) for name, parts in rows]
 

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, field_validator
 
 from phalanx.config import StrictModel, any_kind
-from phalanx.config.strict import check_reference
+from phalanx.config.strict import check_reference, later_key
 from phalanx.rewards.server import ServerSettings
 
 
@@ -22,12 +22,7 @@ class RewardSettings(StrictModel):
 
     kind: str
     weight: float = Field(default=1.0, ge=-1e3, le=1e3, allow_inf_nan=False)
-    name: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,39}$")
-
-    @model_serializer(mode="wrap")
-    def _omit_missing_name(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the name out where there is none, so that an older run file keeps its digest."""
-        return {key: value for key, value in write(self).items() if key != "name" or value is not None}
+    name: str | None = later_key(None, pattern=r"^[a-z][a-z0-9_]{0,39}$")
 
 
 class ExactReward(RewardSettings):

@@ -193,7 +193,6 @@ class _CheckedRecords:
 
     @cached_property
     def answer_digests(self) -> Sequence[str]:
-        """Of both answers."""
         second = self._bundle.second_answer
         if second is None:
             raise EvidenceError("there is no second answer")

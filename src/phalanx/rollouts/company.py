@@ -139,7 +139,6 @@ class RolloutCompany:
     def _ask_workers(
         self, policy: RolloutPolicy, request: RolloutRequest, prompts: Sequence[Prompt], workers: Sequence[str]
     ) -> list[SentRequest]:
-        """Share prompts out, and wait for answers."""
         asked: list[SentRequest] = []
         for n, name in enumerate(workers):
             changes = {"prompts": tuple(prompts[n :: len(workers)]), "order": self._order}

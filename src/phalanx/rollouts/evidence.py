@@ -195,7 +195,6 @@ def _read_files(path: Path) -> tuple[RolloutEvidence, Mapping[str, torch.Tensor]
 
 
 def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> RolloutBundle:
-    """Read the bundle of a record; whether it holds is for the judge."""
     verdict, config = record.verdict, _parse_config(record.config)
     payload = tensors[_PAYLOAD].numpy().tobytes() if _PAYLOAD in tensors else b""
     try:

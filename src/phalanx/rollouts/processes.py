@@ -42,9 +42,6 @@ def rollout_company(
     """Start or await workers, let them write texts, and end them whatever happens.
 
     Args:
-        identity: As in `joined_workers`.
-        names: As in `joined_workers`.
-        run: As in `joined_workers`.
         directory: Directory of the evidence files.
         transport: Address to listen on, deadlines and bounds.
         processes: Starts local ones; left out, workers are started by hand on other machines.

@@ -30,11 +30,7 @@ class GroupRanks(Protocol):
 
 
 class GroupLink:
-    """The link between rank 0 and its group for one copy.
-
-    Args:
-        plain: Copy whose parameters the ranks work with.
-    """
+    """The link between rank 0 and its group for one copy."""
 
     def __init__(self, plain: StageCopy, group: GroupRanks) -> None:
         self._module = plain.module

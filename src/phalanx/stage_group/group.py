@@ -35,7 +35,6 @@ def open_group(config: WorkerConfig, file: Path, command: Sequence[str] = _COMMA
 
     Args:
         config: The worker file's contents; `parallel` says how many ranks there are.
-        file: The worker file, which the others read as well.
         command: Module and arguments of a rank, without the file; another than the default is for drills only.
     """
     layout = config.parallel
@@ -60,7 +59,6 @@ class StageGroup:
     Args:
         lines: One to each of the other ranks.
         domain: Rank 0's place.
-        layout: Layout in which they share a stage.
     """
 
     def __init__(self, lines: Sequence[Connection], domain: Domain, ranks: LocalRanks, layout: PartyLayout) -> None:

@@ -99,8 +99,6 @@ class Share:
     """The share that every rank of a group has of one copy; all ranks are given the same orders.
 
     Attributes:
-        runner: Computes this rank's rows and positions with its slices.
-        gradients: Adds up the ranks' weight gradients.
         shards: This rank's tensors of the optimizer's state; None where rank 0 has all of it.
     """
 

@@ -19,11 +19,7 @@ class StateShards:
 
     A tensor is never cut: the update of it has the bits that a plain copy's has, and its digest is that of the whole.
 
-    Args:
-        shapes: Shapes of all trained parameters.
-
     Attributes:
-        keepers: Rank that has the state, by parameter.
         optimizer: Moves this rank's parameters, which it has in memory of their own.
     """
 
@@ -45,7 +41,6 @@ class StateShards:
         """Take the state that rank 0 has.
 
         Args:
-            num_steps: Steps that were made to get there.
             state: ``weight/...`` and moments; at rank 0 alone.
         """
         loaded: dict[str, Tensor] = {}

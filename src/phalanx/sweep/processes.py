@@ -48,7 +48,6 @@ class ProcessTrials(RunTrials):
         self._is_over = threading.Event()
 
     def find_excess(self, run: TrialRun, max_memory_mib: int | None) -> str | None:
-        """Say why a trial does not fit into memory, as `RunTrials` does."""
         with self._measuring:
             return super().find_excess(run, max_memory_mib)
 
@@ -77,7 +76,6 @@ class ProcessTrials(RunTrials):
                 self._room.notify_all()
 
     def measure_loss(self, run: TrialRun, directory: Path, on: str) -> float:
-        """Measure the newest certified checkpoint, as `RunTrials` does."""
         with self._measuring:
             return super().measure_loss(run, directory, on)
 

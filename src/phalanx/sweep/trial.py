@@ -31,19 +31,15 @@ class Trials(Protocol):
 
     def find_excess(self, run: TrialRun, max_memory_mib: int | None) -> str | None:
         """Say why a trial does not fit into memory; None where it does."""
-        ...
 
     def train_trial(self, run: TrialRun, directory: Path, on_validation: OnValidation) -> str:
         """Train a trial, or go on with it; return the status of its summary."""
-        ...
 
     def measure_loss(self, run: TrialRun, directory: Path, on: str) -> float:
         """Measure the trained model on a validation set, in nats a token."""
-        ...
 
     def end_trials(self) -> None:
         """End trials that other threads are training."""
-        ...
 
 
 class RunTrials:

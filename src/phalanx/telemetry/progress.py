@@ -101,11 +101,9 @@ class ShownParties(Protocol):
 
     def party_rows(self) -> Sequence[PartyRow]:
         """Every party as it is now; called from another thread, once a second."""
-        ...
 
     def changed_rows(self) -> Sequence[PartyRow]:
         """The parties with another state, or other stages, than when this was last asked."""
-        ...
 
 
 class GuardStanding:
@@ -270,7 +268,6 @@ def row_bar(what: str, console: Console | None = None) -> Iterator[RowsTold]:
 
     Args:
         what: The rows' name on the screen.
-        console: Standard error when left out.
     """
     console = console or Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -81,7 +81,6 @@ class TensorBoardWriter(Closeable):
         )
 
     def close(self) -> None:
-        """Flush and close the event file; closing twice is fine."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -30,13 +30,7 @@ Say = Callable[[str], None]
 
 
 class SinkProcess:
-    """A metrics sink in a process of its own, behind a bounded pipe.
-
-    Args:
-        config: Its section of the run file.
-        home: Directory of the run file.
-        say: Takes a line when it has ended before the run.
-    """
+    """A metrics sink in a process of its own, behind a bounded pipe."""
 
     def __init__(self, config: SinkConfig, run: TrackedRun, home: Path, say: Say) -> None:
         self.kind = config.kind.partition("@")[0]
@@ -181,10 +175,7 @@ def open_tracking(
     """Start the sinks of a run, each with a folder of its own; one that cannot be started is named and left out.
 
     Args:
-        board: Writer of TensorBoard's event files.
         run: Facts for the sinks; `directory` is the run's.
-        home: Directory of the run file.
-        say: Takes a line when one has ended before the run.
     """
     started = []
     for number, config in enumerate(sinks):

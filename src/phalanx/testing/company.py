@@ -48,7 +48,6 @@ class CompanySession:
     """One session of a simulated run.
 
     Attributes:
-        name: Session name in every signature.
         log: An audit log with a head that workers are told and remember beside their keys; left out, there is none.
     """
 
@@ -141,11 +140,7 @@ class MemoryCompany:
         self._stack.close()
 
     def run(self, num_steps: int) -> list[StepResult]:
-        """Train so many steps more.
-
-        Raises:
-            PhalanxError: As `PipelineEngine.step`.
-        """
+        """Train so many steps more."""
         results = []
         for _ in range(num_steps):
             batch = random_batch(self.run_config, self._vocab_size, self._next_step)

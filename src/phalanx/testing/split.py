@@ -50,7 +50,7 @@ class FrameInTransit:
 
     Attributes:
         name: Tensor name, such as ``cut.train``; any host can read it in the frame's header.
-        attempt: From 0; higher after refusals.
+        attempt: Its number, from 0; higher after refusals.
     """
 
     client: str
@@ -103,9 +103,6 @@ class SplitScenario:
     """The parameters of a simulation.
 
     Attributes:
-        split: Mode, cut, clients and the rest.
-        adapter: Adapter of the back part.
-        optimizer: Learning rate and the rest.
         microbatches: Microbatches of a step; clients take turns.
         total_steps: Steps of the learning-rate schedule.
         seed: Seed of the adapters' first values and of dropout.
@@ -135,7 +132,6 @@ class SplitSimulator:
         front: Front part of all clients; when left out, the scenario cuts it from the model.
 
     Attributes:
-        trainer: Trainer of the back part.
         bytes_crossed: Bytes of all frames so far.
 
     Raises:

@@ -19,12 +19,7 @@ _HELD_OUT = 5
 
 @dataclass(frozen=True)
 class StarterTexts:
-    """Labelled texts of all clients.
-
-    Attributes:
-        columns: Columns of text and label, and the classes.
-        train: Training texts of each client.
-    """
+    """Labelled texts of all clients."""
 
     columns: Columns
     train: tuple[Path, ...]

@@ -19,19 +19,15 @@ class Loader(Protocol):
     @property
     def corpus_digest(self) -> str | None:
         """SHA-256 in hex of all that batches are drawn from; None where that is with other parties."""
-        ...
 
     def next_batch(self) -> Batch:
         """The next batch."""
-        ...
 
     def position_state(self) -> Mapping[str, Any]:
         """Where it is, as JSON data."""
-        ...
 
     def load_position(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken."""
-        ...
 
 
 class Hooks(Protocol):
@@ -39,41 +35,32 @@ class Hooks(Protocol):
 
     def note_position(self, step: int) -> None:
         """Note where the run is, before the step's batch is drawn."""
-        ...
 
     def note_batch(self, step: int, batch: Batch) -> None:
         """Note a step's batch before the engine gets it."""
-        ...
 
     def make_limits(self, step: int) -> StepLimits:
         """Return the limits that a step is held to before it is applied."""
-        ...
 
     def decide_retry(self, step: int, number: int, reason: FailedBatchError) -> bool:
         """Whether the same batch is tried once more, with new limits."""
-        ...
 
     def record_skipped_batch(self, step: int, number: int, reason: FailedBatchError) -> None:
         """Record that a batch was given up, with its number in the step, from 1; the next one takes its place."""
-        ...
 
     def validate_if_due(self, num_steps: int) -> ValidationResult | None:
         """Validate the model on held-out text, or return None when it is not time for it."""
-        ...
 
     def note_step(
         self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: ValidationResult | None
     ) -> None:
         """Record the step."""
-        ...
 
     def save_if_due(self, num_steps: int) -> None:
         """Save a checkpoint when it is time for it."""
-        ...
 
     def is_over(self, num_steps: int) -> bool:
         """Whether the training ends here, whatever steps are left."""
-        ...
 
 
 def run_loop(

@@ -31,8 +31,6 @@ class Answers:
         data: Files or directories of text, in a split labelled ones, one for each client; none is Python's own
             documentation.
         model: Directory in the hub's layout; none is a small GPT from scratch.
-        workers: Names of the remote parties.
-        ranks: Processes of a trusted cluster.
         task: Classification task of a private split, where there are no labelled texts of one's own.
         made: Folder for files that are made of others: one file of labelled texts is divided into two.
     """

@@ -1,11 +1,12 @@
 """The section ``[train]`` of a run file: how long, in which batches, towards what, and when to look and to end."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from phalanx.config import RefusedKeyError, StrictModel
+from phalanx.config.strict import later_key
 from phalanx.data.config import HELD_OUT
 from phalanx.objectives import OBJECTIVES, ObjectiveChoice, RolloutSettings, kind_of
 
@@ -98,7 +99,7 @@ class TrainConfig(StrictModel):
     precision: Literal["fp32", "bf16", "fp16", "bf16_weights"] = "fp32"
     """What matrix products are computed in while training; weights, moments and messages are in fp32 either way. With
     "bf16_weights" the stages of `[pipeline]` hold and compute everything in bf16, and update fp32 masters."""
-    numerics: Literal["float", "exact", "exact_fast"] = "float"
+    numerics: Literal["float", "exact", "exact_fast"] = later_key("float")
     """The law of arithmetic: torch's own, whose bits depend on the processor; or fixed-point products and functions of
     single roundings, with the same bits everywhere: "exact" with float32's accuracy, "exact_fast" with bfloat16's."""
     objective: ObjectiveChoice = "causal_lm"
@@ -110,22 +111,15 @@ class TrainConfig(StrictModel):
     """Ends the run when validation brings nothing any more."""
     samples: SamplesConfig | None = None
     """Texts that the model writes at each validation."""
-    histograms: HistogramsConfig | None = None
+    histograms: HistogramsConfig | None = later_key(None)
     """Histograms of weights and gradients at each validation; each takes as long as collecting a checkpoint."""
-    stability: StabilityConfig | None = None
+    stability: StabilityConfig | None = later_key(None)
     """What is done with batches that would throw the model off; left out, they are learned like all others."""
-    neftune_alpha: float | None = Field(default=None, gt=0.0, le=1000.0, allow_inf_nan=False)
+    neftune_alpha: float | None = later_key(None, gt=0.0, le=1000.0, allow_inf_nan=False)
     """Size of uniform noise on the embeddings while training, 5 to 15 for chats (NEFTune, Jain et al. 2023)."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     threads: int = Field(default=1, ge=1)
     """Threads of tensor kernels in each process."""
-
-    @model_serializer(mode="wrap")
-    def _omit_unset_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out keys that came later where they say nothing, so that an older run file keeps its digest."""
-        later = {("neftune_alpha", None), ("histograms", None), ("stability", None), ("numerics", "float")}
-        keys = write(self).items()
-        return {name: value for name, value in keys if not isinstance(value, str | None) or (name, value) not in later}
 
     @property
     def objective_kind(self) -> str:

@@ -2,12 +2,12 @@
 
 import os
 import socket
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_serializer
+from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.config.strict import later_key
 from phalanx.errors import TransportError
 
 
@@ -32,12 +32,7 @@ class TransportConfig(StrictModel):
     max_frame_bytes: Annotated[int, Field(ge=4096, le=2**30)] = 64 * 1024 * 1024
     max_queued_bytes: Annotated[int, Field(ge=4096)] = 256 * 1024 * 1024
     keepalive_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 10.0
-    post_quantum: Literal["offer", "demand"] = "offer"
-
-    @model_serializer(mode="wrap")
-    def _omit_offer(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out a later key where it says nothing, so that an older run file keeps its digest."""
-        return {name: value for name, value in write(self).items() if (name, value) != ("post_quantum", "offer")}
+    post_quantum: Literal["offer", "demand"] = later_key("offer")
 
 
 def check_port(config: TransportConfig, key: str) -> None:

@@ -64,7 +64,6 @@ def train(
 
 
 def _recipe_of_options(texts: list[Path], field: str, kind: Kind, vocab_size: int) -> dict[str, Any]:
-    """Return the command-line options as a recipe."""
     from phalanx.data.tokenizers.texts import sources_of
 
     return {

@@ -85,5 +85,4 @@ def _worker_terms(run: "PipelineRun") -> "JoinTerms":
 
 
 def _client_options(terms: "JoinTerms", name: str) -> str:
-    """Return the options that a client of a split adds to its command."""
     return " --train FILE --test FILE" if terms.run and name != ENCLAVE else ""

@@ -26,7 +26,6 @@ class ClientOptions:
 
     Attributes:
         allow_insecure_sim: It takes evidence that proves nothing.
-        attester: Attester that gives evidence of this machine.
     """
 
     train: Path | None = None

@@ -16,11 +16,9 @@ class BuildProgress(Protocol):
 
     def begin_phase(self, phase: str, pieces: int, size_bytes: int) -> None:
         """Tell that a phase begins; `size_bytes` is 0 where it is not known."""
-        ...
 
     def finish_piece(self, size_bytes: int, left_out: dict[str, int]) -> None:
         """Tell that a piece is done, and how many documents it left out, by step."""
-        ...
 
 
 class NoProgress:

@@ -61,7 +61,6 @@ class DatasetFinisher:
     Attributes:
         inputs: Digest of all that decided the dataset.
         pieces: Number of the source of each piece in order, and the summary of each pass over it.
-        encoded: Summary of the tokens of each piece in order.
         tokenizer: Key and facts of the vocabulary.
         unseen: Names that a person has decided on, until a document of that name is met.
     """

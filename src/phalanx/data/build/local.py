@@ -26,17 +26,14 @@ class BuildEngine(Protocol):
 
     def perform_tasks(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
         """Yield the result of each task, in the order of the tasks."""
-        ...
 
     def __enter__(self) -> Self:
         """Begin."""
-        ...
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End all processes."""
-        ...
 
 
 def default_workers() -> int:
@@ -116,7 +113,6 @@ class _WorkerProcess:
         self._job: dict[str, Any] | None = job
 
     def request_task(self, task: Task) -> dict[str, Any]:
-        """Have it perform a task."""
         job, self._job = self._job, None
         try:
             answer, _ = self._process.ask({"job": job, "task": task})

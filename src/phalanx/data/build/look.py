@@ -278,7 +278,6 @@ def named_changes(first: Dataset, second: Dataset, most: int) -> Iterator[dict[s
 
 
 def _document_digests(dataset: Dataset) -> NDArray[np.void]:
-    """Return the digests of all documents, each once, 32 bytes a document."""
     table = dataset.index_table().read_all()
     return np.unique(np.ascontiguousarray(table["digest"]).view("V32").reshape(-1))
 

@@ -25,10 +25,7 @@ class Preview:
     """What a sample came to.
 
     Attributes:
-        counts: Documents by fate and step, over all sources.
         kept: Names and texts of documents that would be kept, at most as many as were asked for.
-        left_out: Account lines of documents that would be left out.
-        edited: Documents and places by step.
     """
 
     counts: dict[str, int]

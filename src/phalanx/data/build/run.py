@@ -53,7 +53,6 @@ class BuildResult:
 
     Attributes:
         report: Contents of ``report.json``.
-        was_there: Whether it was there already, made of the same.
     """
 
     directory: Path

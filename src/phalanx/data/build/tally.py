@@ -58,7 +58,6 @@ def check_account(source: str, read: ByteTally, found: ByteTally) -> None:
     """Compare the bytes that were read of a source with the bytes of its account at the end.
 
     Args:
-        read: Bytes that were read and edited, by the pieces.
         found: Bytes that are kept in shards and left out in the account, counted on disk.
     """
     for what, expected, ends in _paired_sums(read, found):

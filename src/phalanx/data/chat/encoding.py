@@ -67,7 +67,6 @@ def _parts_of_calls(calls: Sequence[ToolCall]) -> Iterator[tuple[str, str]]:
 
 
 def _argument_leaves(value: Any) -> Iterator[str]:
-    """Texts and numbers in the arguments of a call."""
     if isinstance(value, dict):
         for inner in value.values():
             yield from _argument_leaves(inner)
@@ -110,11 +109,7 @@ class EncodedConversation:
 
 
 class ChatEncoder(Closeable):
-    """A tokenizer with a chat template: what conversations are in tokens.
-
-    Args:
-        today: The date that the template finds.
-    """
+    """A tokenizer with a chat template: what conversations are in tokens."""
 
     def __init__(self, template: ChatTemplate, backend: tokenizers.Tokenizer, today: date = ANY_DAY) -> None:
         # a copy: others may have told theirs to take special tokens for text
@@ -270,13 +265,11 @@ class ChatEncoder(Closeable):
 
 
 def _message_texts(message: ChatMessage) -> list[str]:
-    """Every text that a message brings into a prompt."""
     calls = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in message.tool_calls]
     return [message.text_content, message.reasoning or "", message.name or "", *calls]
 
 
 def _turn_weights(conversation: Conversation, rendered: RenderedChat) -> list[float]:
-    """The weight of each turn that was rendered."""
     messages, conversation_weight = conversation.messages, conversation.weight
     of_assistant = {message.weight for message in messages if message.role == "assistant"}
     if len(of_assistant) == 1:
@@ -294,7 +287,6 @@ def open_chat(template: str, backend: tokenizers.Tokenizer, end_of_text: str, di
 
     Args:
         template: Name in a run file: the model's, one of those that come with Phalanx, or a file.
-        end_of_text: The special token that ends a text.
     """
     if template in DEFAULT_TEMPLATES:
         return ChatEncoder(default_template(template, end_of_text), backend)

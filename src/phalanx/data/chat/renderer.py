@@ -51,7 +51,6 @@ class ChatRenderer(Closeable):
     """A chat template at work: the one place where conversations become text, for training and for answers.
 
     Args:
-        today: The date that it finds.
         seconds: Processor seconds for one conversation.
 
     Guarantees:

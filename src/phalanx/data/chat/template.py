@@ -51,7 +51,6 @@ class ChatTemplate:
     """A chat template.
 
     Attributes:
-        name: Origin of the template, for messages and exports.
         tokens: The special tokens that it finds by name: ``eos_token``, ``bos_token`` and so on.
         text_marks: Names of roles in marks that its model was trained to read as text, as Zephyr's and Tulu's.
     """
@@ -71,7 +70,6 @@ def default_template(name: str, end_of_text: str) -> ChatTemplate:
 
     Args:
         name: A key of `DEFAULT_TEMPLATES`.
-        end_of_text: The special token that ends a text.
     """
     return ChatTemplate(name, DEFAULT_TEMPLATES[name], {"eos_token": end_of_text})
 

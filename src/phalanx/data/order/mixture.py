@@ -23,9 +23,6 @@ class Mixture:
     Args:
         weights: Weight of each group, finite, at least 0, with a positive sum.
 
-    Attributes:
-        shares: Samples of each group in one period.
-
     Source: Tijdeman 1980, The chairman assignment problem.
     """
 

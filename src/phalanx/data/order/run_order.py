@@ -43,7 +43,6 @@ class RunOrder:
     Sequences are numbered over all groups, in the order of the groups.
 
     Args:
-        phases: See `PhaseSchedule`.
         limits: Samples that each group may give; None for any number.
 
     Guarantees:

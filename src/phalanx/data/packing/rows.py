@@ -71,22 +71,18 @@ class Rows(Protocol):
     @property
     def num_rows(self) -> int:
         """How many there are."""
-        ...
 
     def read_rows(self, numbers: Sequence[int]) -> RowBlock:
         """Read rows by number; the caller has checked that there are such."""
-        ...
 
     def rows_holding(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the rows with any of the split's tokens ``start .. stop - 1`` among their inputs, ascending.
 
         A document that is a label of a row is also an input of it: no label reaches over a document's end.
         """
-        ...
 
     def mean_scores(self, by: str) -> NDArray[np.float64]:
         """Return the mean score of each row's documents, weighed by the tokens that it has of each."""
-        ...
 
 
 class Windows:

@@ -94,8 +94,6 @@ class PairCorpus:
     """The pairs of a run, to be drawn from by a loader: a number is a pair.
 
     Attributes:
-        held_out: Held out: no prompt of them is trained on.
-        vocab_size: One more than the largest token id.
         tokenizer_path: Its ``tokenizer.json``.
         vocabulary_digest: SHA-256 in hex over what decides the ids of a text.
         template: The chat template that prompts were written by; None where they are texts.
@@ -143,8 +141,6 @@ def prepare_preferences(
 
     Args:
         data: Needs the section `preferences`.
-        cache_dir: Directory of a vocabulary that is trained here.
-        seed: Seed of the held-out share, and of an example's companion.
         tokenizer_path: The model's own, for a tokenizer of kind "model".
         single: Pairs are an example and its companion, the same prompt with another example's answer; a pair of answers
             is two examples, one that is wanted and one that is not. Otherwise pairs are answers to one prompt.

@@ -166,7 +166,6 @@ def _parse_sides(found: Mapping[str, Any], names: Sequence[str], ignore: Collect
 def _parse_conversations(
     found: Mapping[str, Any], names: Sequence[str], ignore: Collection[str]
 ) -> tuple[list[Messages], list[dict[str, Any]]]:
-    """Read the messages of each side, and the tools."""
     sides, tools = [], []
     for name in names:
         value = found[name]

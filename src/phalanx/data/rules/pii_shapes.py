@@ -34,7 +34,6 @@ class NumberShape:
         pattern: Read from where the number starts; no quantifier of it is unbounded and no two can share a character.
         check: Is given the number without separators.
         after: Pattern required in the few characters before it, where the form alone is ambiguous.
-        unless: Pattern that must not be there.
     """
 
     kind: str

@@ -72,7 +72,6 @@ class DocumentRule(Protocol):
 
     def judge_page(self, page: Page) -> Outcome:
         """Say what becomes of a document."""
-        ...
 
 
 class Texts(Protocol):
@@ -80,15 +79,12 @@ class Texts(Protocol):
 
     def __len__(self) -> int:
         """How many there are."""
-        ...
 
     def read_page(self, number: int) -> Page:
         """One document."""
-        ...
 
     def source_name(self, number: int) -> str:
         """The name of its source in the recipe, without reading it."""
-        ...
 
 
 class CorpusRule(Protocol):
@@ -96,20 +92,17 @@ class CorpusRule(Protocol):
 
     def mark_page(self, page: Page) -> bytes:
         """Return the decision's input of one document: signatures or counts, at most a few KiB."""
-        ...
 
     def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Say what becomes of each document that does not pass as it is.
 
         Args:
             marks: Marks of every document, in the order of their numbers from 0.
-            texts: The documents, for what marks do not tell.
 
         Yields:
             Numbers, each at most once, in rising order, with their outcomes: the same whatever the number of processes
             that made the marks.
         """
-        ...
 
 
 Rule = DocumentRule | CorpusRule

@@ -37,7 +37,6 @@ class SecretShape:
     """How one kind of secret looks.
 
     Attributes:
-        kind: Its name, which is also its mask.
         anchors: Each secret begins with one of them; they are searched for in C.
         pattern: Read from there. It looks at the character before first, and its runs are bounded and share no
             characters, so each character is read a fixed number of times.

@@ -96,7 +96,6 @@ class _NearCopies:
                 self._sketches[number] = sketch
 
     def first_documents(self) -> list[int]:
-        """Return for each document the first one of its group."""
         first: dict[int, int] = {}
         return [first.setdefault(self._find_root(number), number) for number in range(len(self._parent))]
 

@@ -101,11 +101,9 @@ class Dataset:
 
     Attributes:
         digest: SHA-256 in hex of the manifest, and so of every token.
-        signer: Fingerprint of the key that signed it.
         signer_was_named: Whether the caller said which key that must be. Otherwise nothing vouches for the signer, and
             what shows the dataset to a person says so; `trust` is a sentence for that.
         statement: The signer's statement about the index alone, and its signature.
-        groups: The splits of every group, in the order of the manifest.
     """
 
     def __init__(

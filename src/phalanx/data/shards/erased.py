@@ -28,7 +28,6 @@ def write_erased(
     the old, but for those that held an erased document.
 
     Args:
-        digests: Digests of the erased documents.
         key: Wraps the new data key where the dataset is encrypted.
     """
     manifest = dataset.manifest

@@ -110,7 +110,6 @@ class LeafStore:
 
     Args:
         leaf_bytes: Size of every leaf but a file's last.
-        seal: Decrypts the leaves, where they are encrypted.
         max_files: Maps at a time; each holds a file descriptor.
         max_plain_bytes: Decrypted or fetched leaves that are kept for further reads.
         fetch: Where token files lie that are not in `home`; None where all do.

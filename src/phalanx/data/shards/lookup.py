@@ -17,11 +17,7 @@ _MAX_TEXT_BYTES = 2**30
 
 @dataclass(frozen=True)
 class NamedDocument:
-    """A document that was asked for.
-
-    Attributes:
-        digest: Digest under which the index has it, if it does.
-    """
+    """A document that was asked for."""
 
     digest: str
     named_by: Literal["digest", "text", "name"]

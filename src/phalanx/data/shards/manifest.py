@@ -188,12 +188,7 @@ class IndexStatement(StrictModel):
 
 @dataclass(frozen=True)
 class SignedDataset:
-    """A verified manifest.
-
-    Attributes:
-        signer: Fingerprint of the key that signed it.
-        statement: Statement of the index, signed by the same key.
-    """
+    """A verified manifest."""
 
     manifest: DatasetManifest
     signer: str

@@ -49,11 +49,7 @@ def write_megatron(dataset: Dataset, group: str, split: str, prefix: Path) -> tu
 
 @dataclass(frozen=True)
 class MegatronDataset:
-    """A pair of files, checked against each other.
-
-    Attributes:
-        prefix: Common beginning of both names.
-    """
+    """A pair of files, checked against each other."""
 
     prefix: Path
     documents: int

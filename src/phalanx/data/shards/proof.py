@@ -58,11 +58,7 @@ class DocumentProof(StrictModel):
 
 @dataclass(frozen=True)
 class DocumentPlace:
-    """One place of a document in a dataset.
-
-    Attributes:
-        start: Its first token in the split.
-    """
+    """One place of a document in a dataset."""
 
     group: str
     split: str
@@ -78,7 +74,6 @@ class ProvenPlaces:
 
     Attributes:
         places: Places of the document; none: it is nowhere in the dataset.
-        is_complete: Whether there are no further places.
     """
 
     places: tuple[DocumentPlace, ...]

@@ -43,7 +43,6 @@ class DatasetWriter(Closeable):
     Args:
         directory: Directory of the dataset; other files in it are left alone.
         dtype: Type of a token: ``"<u2"`` or ``"<u4"``.
-        shard_tokens: Tokens of every shard but the last of a split.
         leaf_bytes: Content of one leaf: a power of two, 256 bytes to 1 MiB.
         seal: Wraps the data key of an encrypted dataset; None: not encrypted.
     """

@@ -213,7 +213,6 @@ class _Book:
         return frozenset(names)
 
     def read_package(self) -> _Package:
-        """Find and read the package."""
         packages: list[tuple[bool, str]] = []
 
         def begin(name: str, attributes: dict[str, str]) -> None:

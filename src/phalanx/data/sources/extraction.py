@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.config.strict import later_key
 from phalanx.data.sources.charsets import (
     MARKS,
     UNREADABLE,
@@ -40,7 +41,7 @@ class PageSettings(StrictModel):
             one, in this order.
     """
 
-    extractor: Extractor = "resiliparse"
+    extractor: Extractor = later_key("resiliparse")
     main_content: bool = True
     encoding: str = Field(default="detect", min_length=1)
 

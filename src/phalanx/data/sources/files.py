@@ -55,7 +55,6 @@ class SourceFile:
     """A file and its name relative to the source, which is the same on every machine.
 
     Attributes:
-        name: Name of the file, below the configured one.
         path: On this machine; or its address, where it is an object in a store.
         span: The part of the file that is meant; None of all of it.
         passed_over: Why it is not read; None of a file that is.

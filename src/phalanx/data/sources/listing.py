@@ -37,11 +37,7 @@ _OUT = (
 
 @dataclass(frozen=True)
 class _Place:
-    """A file, folder or link that was met on the way.
-
-    Attributes:
-        name: Below the named folder, as on every machine.
-    """
+    """A file, folder or link that was met on the way."""
 
     name: str
     path: Path
@@ -144,7 +140,6 @@ class FolderListing:
 
     Args:
         root: The folder; where it is a link itself, its target.
-        wanted: Suffixes of the files that are read, in lower case.
         linked_roots: Further folders that links may lead into.
     """
 

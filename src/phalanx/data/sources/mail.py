@@ -93,7 +93,6 @@ class MailFiles(StreamFiles):
         return document_of(record, f"{above}\n\n{text}" if above else text, RecordClaims(fields=fields))
 
     def _shown_text(self, message: email.message.Message, where: str) -> str | None:
-        """What a reader of the message sees of its text; None where there is none."""
         if sum(1 for _ in zip(message.walk(), range(_MAX_PARTS + 1), strict=False)) > _MAX_PARTS:
             raise DataError(f"{where}: has more than {_MAX_PARTS} parts")
         shown = self._shown_part(message, where)

@@ -7,15 +7,14 @@ counted and passed over. The raw bytes of all records of a file are the bytes of
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeGuard
 
-from pydantic import Field, model_serializer
-
 from phalanx.access_gate import note_read
 from phalanx.config import canonical_json, printable_text
+from phalanx.config.strict import later_key
 from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, unreadable_error
 from phalanx.data.sources.listing import OF_ANOTHER_KIND, list_all
 from phalanx.data.sources.packed import Damage, is_packed, open_runs
@@ -42,19 +41,9 @@ class FileSettings(SourceSettings):
     """
 
     path: Location
-    linked_roots: tuple[Path, ...] = ()
-    max_record_bytes: int = Field(default=32 << 20, ge=1)
-    max_ratio: int = Field(default=200, ge=1)
-
-    @model_serializer(mode="wrap")
-    def _omit_later_defaults(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out default values of later keys: the digests of older runs stay the same."""
-        fields = type(self).model_fields
-        return {
-            name: value
-            for name, value in write(self).items()
-            if name not in _CAME_LATER or getattr(self, name) != fields[name].default
-        }
+    linked_roots: tuple[Path, ...] = later_key(())
+    max_record_bytes: int = later_key(32 << 20, ge=1)
+    max_ratio: int = later_key(200, ge=1)
 
 
 @dataclass(frozen=True)
@@ -179,7 +168,6 @@ class RecordFiles(ABC):
         return open_runs(file, self._limits.max_ratio)
 
     def _whole_record(self, file: SourceFile, name: str) -> RawRecord | BrokenRecord:
-        """The file as one record."""
         content, size, reason, limit = bytearray(), 0, "", self._limits.max_record_bytes
         for run in self._open_runs(file):
             if isinstance(run, Damage):
@@ -347,9 +335,9 @@ class ColumnSettings(FileSettings):
         fetched_at: Field with the time of that.
     """
 
-    fields: tuple[str, ...] = ()
-    url: str | None = Field(default=None, min_length=1)
-    fetched_at: str | None = Field(default=None, min_length=1)
+    fields: tuple[str, ...] = later_key(())
+    url: str | None = later_key(None, min_length=1)
+    fetched_at: str | None = later_key(None, min_length=1)
 
     @property
     def beside_columns(self) -> tuple[str, ...]:

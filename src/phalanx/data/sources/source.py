@@ -71,11 +71,9 @@ class Source(Protocol):
 
     def fingerprint(self) -> str:
         """SHA-256 in hex over everything that decides which documents come out."""
-        ...
 
     def documents(self) -> Iterator[Document]:
         """Every document, in an order that depends on the content only."""
-        ...
 
 
 class FileSource(Source, Protocol):
@@ -84,8 +82,6 @@ class FileSource(Source, Protocol):
     @property
     def files(self) -> Sequence[SourceFile]:
         """All files, in the order of their documents."""
-        ...
 
     def read_file_records(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
         """Every record of one file, in order."""
-        ...

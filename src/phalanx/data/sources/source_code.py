@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from phalanx.config import one_of
+from phalanx.config.strict import later_key
 from phalanx.data.sources.files import SourceFile
 from phalanx.data.sources.listing import list_files
 from phalanx.data.sources.records import FileSettings, RawRecord, RecordClaims, RecordFiles, broken_record, document_of
@@ -68,7 +69,7 @@ class CodeConfig(FileSettings):
     kind: Literal["code"] = "code"
     languages: tuple[Annotated[str, one_of(LANGUAGES)], ...] = ()
     generated: bool = False
-    max_record_bytes: int = Field(default=1 << 20, ge=1)
+    max_record_bytes: int = later_key(1 << 20, ge=1)
 
     @model_validator(mode="after")
     def _check_languages(self) -> Self:

@@ -113,7 +113,6 @@ class CsvFiles(RecordFiles):
 
 
 def _number_fields(row: dict[str, str], config: CsvConfig) -> dict[str, Any]:
-    """Cells of the kept fields that are written as numbers."""
     fields: dict[str, Any] = {}
     for name in config.fields:
         cell = row.get(name, "")

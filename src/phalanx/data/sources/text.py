@@ -6,6 +6,7 @@ from typing import BinaryIO, ClassVar, Literal
 
 from pydantic import Field
 
+from phalanx.config.strict import later_key
 from phalanx.data.sources.charsets import MARKS
 from phalanx.data.sources.files import SourceFile, decode_text
 from phalanx.data.sources.records import (
@@ -32,7 +33,7 @@ class TextConfig(FileSettings):
 
     kind: Literal["text"] = "text"
     delimiter: str | None = Field(default=None, min_length=1)
-    max_record_bytes: int = Field(default=1 << 30, ge=1)
+    max_record_bytes: int = later_key(1 << 30, ge=1)
 
 
 class TextFiles(StreamFiles):

@@ -152,12 +152,7 @@ SPLIT_SEED = 0
 
 @dataclass(frozen=True)
 class ClientShares:
-    """A task's texts, dealt out.
-
-    Attributes:
-        clients: Training texts of each client, as many of each.
-        test: Held-out texts, which no client has.
-    """
+    """A task's texts, dealt out."""
 
     clients: tuple[tuple[Example, ...], ...]
     test: tuple[Example, ...]
@@ -176,7 +171,6 @@ def share_out(task: LabelledExamples, num_clients: int, each: int, test: int, al
 
     Args:
         test: Held-out texts; fewer only if there are fewer.
-        alpha: See `dirichlet_clients`.
         seed: Seed of the shares; the held-out examples do not depend on it.
     """
     pool, held_out = split_by_class(task.examples, TEST_SHARE, SPLIT_SEED)

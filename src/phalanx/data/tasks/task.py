@@ -99,7 +99,6 @@ def find_file(home: Path | None, name: str, where_from: str) -> Path:
 
     Args:
         home: The folder that must hold it; None looks into `PHALANX_DATA`, then into `USUAL_FOLDERS`.
-        where_from: Instructions to get it, for the error.
     """
     folders = _data_folders() if home is None else (home,)
     for folder in folders:

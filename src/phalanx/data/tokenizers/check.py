@@ -51,7 +51,6 @@ def check_tokenizer(place: Path, texts: Iterable[tuple[str, str]] = (), eos_toke
 
     Args:
         place: A directory or a ``tokenizer.json``.
-        eos_token: See `open_vocabulary`.
     """
     tokenizer = open_vocabulary(place, eos_token)
     directory = place if place.is_dir() else place.parent

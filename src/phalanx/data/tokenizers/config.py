@@ -70,7 +70,6 @@ class WordPieceTraining(VocabularyTraining):
 
     @property
     def all_special(self) -> tuple[str, ...]:
-        """Every special token, the end of text first."""
         return (self.end_of_text, self.unknown, *self.special_tokens)
 
 

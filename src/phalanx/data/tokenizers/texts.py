@@ -22,7 +22,6 @@ def texts_of(paths: Iterable[Path], field: str = "text") -> Iterator[tuple[str, 
 
     Args:
         paths: Files and directories of ``*.txt``, ``*.md`` and ``*.jsonl``, also ``.gz`` and ``.zst``.
-        field: Field of a JSON line with its text.
     """
     empty = True
     paths = list(paths)

@@ -33,7 +33,6 @@ class TiktokenEncoder:
     """A vocabulary in tiktoken.
 
     Attributes:
-        ids: The token id of each rank.
         odd: Finds a character that the two libraries do not class alike, or that was not compared.
     """
 
@@ -112,7 +111,6 @@ def _merge_below(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[b
 
 
 def _split_pattern(parts: Mapping[str, Any]) -> str:
-    """Return the pattern by which a tokenizer cuts text."""
     model = parts["model"]
     if model["type"] != "BPE":
         raise UnequalError(f"the vocabulary is {model['type']}, not byte-level BPE")
@@ -148,7 +146,6 @@ def _pre_tokenizer_steps(pre_tokenizer: Mapping[str, Any] | None) -> Sequence[Ma
 
 
 def _merge_halves(model: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
-    """Return the halves of every merge as bytes."""
     byte_of = byte_alphabet()
     merges = []
     for written in model["merges"]:

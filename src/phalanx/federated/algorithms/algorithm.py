@@ -35,15 +35,12 @@ class ServerStep(Protocol):
 
     def compute_move(self, update: Tensor) -> Tensor:
         """Return the addition to the weights, ``[values]``, for an aggregate of the sites' updates."""
-        ...
 
     def server_state(self) -> Named:
         """State that later steps depend on."""
-        ...
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on where a state was taken."""
-        ...
 
 
 class LocalRule(Protocol):
@@ -51,7 +48,6 @@ class LocalRule(Protocol):
 
     def correct_gradients(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
         """Change the gradients of one local step, in place."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,6 @@ class BridgeCarrier:
     """A `Carrier` over an engine that is not trusted: it gets signed frames and hands in signed answers.
 
     Args:
-        roster: The sites of the run, as its authority has certified them.
-        revoked: Reads the certificates that were taken back, by name.
         say: Takes one line; called from the thread that listens as well.
 
     Guarantees:
@@ -255,7 +253,6 @@ class BridgeCarrier:
             self._ready.append(LostSite(site, reason))
 
     def _report_trouble(self, site: str, what: str) -> None:
-        """Report a trouble of a site, once."""
         if self._contacts[site].trouble != what:
             self._contacts[site].trouble = what
             self._say(f"{site}: {what}")
@@ -316,7 +313,6 @@ class BridgeCarrier:
 
 
 def _close_socket(line: socket.socket) -> None:
-    """Close a socket, and wake whatever reads from it."""
     with contextlib.suppress(OSError):
         line.shutdown(socket.SHUT_RDWR)
     line.close()

@@ -33,12 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BridgedSite:
-    """A site, and where an engine's client finds it.
-
-    Attributes:
-        owner: The owner, as the run's authority has certified it.
-        session: Beginning of the names of the owner's sessions: the run's name.
-    """
+    """A site, and where an engine's client finds it."""
 
     identity: Identity
     owner: Peer

@@ -21,12 +21,7 @@ class SentOrder:
 
 @dataclass(frozen=True)
 class CarriedReply:
-    """A reply, of which nothing is believed but that this site sent it.
-
-    Attributes:
-        site: Name that the carrier's own certificates prove.
-        payload: Bytes that belong to it.
-    """
+    """A reply, of which nothing is believed but that this site sent it."""
 
     site: str
     kind: str
@@ -51,16 +46,12 @@ class Carrier(Protocol):
 
     def present_sites(self) -> frozenset[str]:
         """The sites that can be asked now."""
-        ...
 
     def broadcast_orders(self, orders: Mapping[str, SentOrder]) -> None:
         """Send each site its order; one that cannot be reached is told of by `collect`."""
-        ...
 
     def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """Return the next reply of any site, or word that there will be none; None when neither is there in time."""
-        ...
 
     def close(self) -> None:
         """End all processes and threads of the carrier."""
-        ...

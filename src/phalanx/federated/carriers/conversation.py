@@ -64,7 +64,6 @@ class FrameSigner:
 
         Args:
             place: Run, number, and digest of the header before it.
-            payload: Bytes that belong to it.
         """
         parts: Sequence[bytes | memoryview] = (memoryview(payload).cast("B"),)
         run, sequence, previous = place

@@ -31,8 +31,6 @@ def write_nvflare_job(directory: Path, name: str, sites: Sequence[str], owner_so
     """Write a job, for `nvflare job submit`.
 
     Args:
-        sites: Names of the run's sites, which NVFlare's clients must have too.
-        owner_socket: Path on the machine of NVFlare's server, which is the owner's.
         site_socket: Path on each client's machine; ``{site}`` stands for its name.
     """
     module, version = f"{_PACKAGE}.nvflare_shim", 2
@@ -61,7 +59,6 @@ def write_flower_app(directory: Path, owner_socket: Path, site_socket: str) -> N
     """Write an app, for `flwr run`.
 
     Args:
-        owner_socket: Path on the machine of Flower's SuperLink, which is the owner's.
         site_socket: Path on each SuperNode's machine; ``{site}`` stands for the site that it says it is of.
     """
     # a string of JSON is one of TOML too
@@ -75,7 +72,6 @@ def _write_json(content: object) -> str:
 
 
 def _package_files(folder: str, engine: str) -> dict[str, str]:
-    """Return the files of ours that an engine runs."""
     ours = files("phalanx.federated.carriers")
     code = {f"{folder}/{_PACKAGE}/{file}": ours.joinpath(file).read_text("utf-8") for file in ("shim.py", engine)}
     return {f"{folder}/{_PACKAGE}/__init__.py": "", **code}

@@ -22,11 +22,9 @@ class SiteProcesses(Protocol):
 
     def restart_ended_sites(self) -> Mapping[str, str]:
         """Return the sites of which a process has ended since the last look, with how, and start them again."""
-        ...
 
     def close(self) -> None:
         """End them all."""
-        ...
 
 
 class LoopbackCarrier:
@@ -35,8 +33,6 @@ class LoopbackCarrier:
     Args:
         session: Name of the session; frames of another one are refused.
         sites: Names of the sites of the run; no other caller is let in.
-        transport: Address to listen on, deadlines and bounds.
-        revoked: Reads the certificates that were taken back, by name.
         say: Takes one line; called from the wire's threads as well.
 
     Guarantees:

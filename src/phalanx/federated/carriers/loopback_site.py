@@ -19,11 +19,7 @@ class OwnerCall:
     """The caller, and where the owner is.
 
     Attributes:
-        owner: The owner, as the run's authority has certified it.
         address: ``host:port`` of it.
-        session: Beginning of the names of its sessions: the run's name.
-        transport: Address to listen on, deadlines and bounds.
-        patience_s: Seconds to look for an owner that does not answer.
     """
 
     identity: Identity

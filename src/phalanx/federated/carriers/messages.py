@@ -44,9 +44,7 @@ class SumOrder(SiteOrder, kind="sum"):
     """Take a phase of the secure sum of a round's updates; the payload is the owner's message of that phase.
 
     Attributes:
-        model: Digest of the weights that the update is relative to.
         number: Number of the sum; each is entered once.
-        phase: Phase of the secure sum's protocol.
     """
 
     round: Round
@@ -76,7 +74,6 @@ class TrainedReply(SiteReply, kind="trained"):
         header: Signed header of the update, whose values are the payload. Empty where updates are summed, and stay.
         loss: Mean over the round's targets; None where a site tells nothing but noisy sums.
         num_targets: Targets of the round; 0 where a site does not report them.
-        samples: The site's weight, as it will be summed.
         scaled: Factor of the update to stay within the norm; None where a site does not report it.
         train_s: Wall-clock seconds of the local training.
         epsilon: Epsilon that its private rows have spent, by its own report; None where rows are not private.

@@ -23,11 +23,7 @@ _LOOK_EVERY_S = 0.5
 
 
 class FrameController(Controller):  # type: ignore[misc]
-    """The server's part of the job: it ends when the owner ends the run, or is gone.
-
-    Args:
-        owner_socket: Path of the owner's socket on the server's machine.
-    """
+    """The server's part of the job: it ends when the owner ends the run, or is gone."""
 
     def __init__(self, owner_socket: str) -> None:
         super().__init__()

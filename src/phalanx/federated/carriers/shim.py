@@ -44,7 +44,6 @@ class ShimMessage(NamedTuple):
     Attributes:
         kind: One of the 5 kinds.
         name: The site; empty where it is about none.
-        data: A frame, a reason, or names.
     """
 
     kind: int

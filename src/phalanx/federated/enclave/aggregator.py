@@ -48,11 +48,9 @@ class AggregatorPort(Protocol):
 
     def get_evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
         """Return its public key, and evidence that binds it to a site's nonce."""
-        ...
 
     def aggregate_updates(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
         """Open the updates of a round, and return one of them all."""
-        ...
 
 
 class AggregatorState:
@@ -127,7 +125,6 @@ class EnclaveAggregator:
 
     Args:
         terms: Terms of the run: sites accept its evidence only where these equal their own.
-        shapes: Shapes of an update's tensors.
 
     Guarantees:
         Of a round one update leaves, of `min_cohort` sites or more that have signed for it, by the rule that the terms

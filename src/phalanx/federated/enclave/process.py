@@ -56,12 +56,7 @@ def open_aggregator(file: AggregatorFile) -> tuple[EnclaveAggregator, Tier]:
 
 @contextlib.contextmanager
 def run_aggregator(terms: RunTerms, shapes: Shapes, directory: Path) -> Iterator[AggregatorPort]:
-    """Start the aggregator that the terms name, and end it.
-
-    Args:
-        shapes: Shapes of an update's tensors.
-        directory: Directory of the aggregator alone.
-    """
+    """Start the aggregator that the terms name, and end it."""
     make_private_directory(directory)
     file = AggregatorFile(
         run=terms.run,

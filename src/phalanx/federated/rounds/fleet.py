@@ -21,7 +21,6 @@ class SiteAnswer:
 
     Attributes:
         reply: Parsed reply; None where there will be none.
-        payload: Bytes that belong to it.
         fault: Why there is none, or why it is of no use; empty where it is.
         culprit: The site that it blames for a fault; empty where it blames none.
         seconds: Time from the order to the answer, by the owner's clock.
@@ -38,12 +37,7 @@ class SiteAnswer:
 class Fleet:
     """The sites of a run.
 
-    Args:
-        clock: Clock of deadlines, in seconds.
-
     Attributes:
-        bytes_out: Bytes of sent payloads, by site.
-        bytes_in: Bytes of received payloads, by site.
         late: Replies that came when their ticket was not waited for any more, by site.
 
     Guarantees:
@@ -86,7 +80,6 @@ class Fleet:
 
         Args:
             deadline_s: Seconds from now on, for all answers.
-            among: All sites with open tickets when left out.
         """
         until = self._clock() + deadline_s
         while self._open.keys() & (self._open.keys() if among is None else among):

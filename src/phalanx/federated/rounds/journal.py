@@ -39,7 +39,6 @@ class RecalledRounds:
 
     Attributes:
         models: Digest of the weights that went out, by round.
-        headers: Signed headers of all updates that have counted.
         open: Header and values of the updates of the round that was under way, by site.
         counted: The last round in which a site's update has counted.
         excluded: Sites that are shut out, with reasons.
@@ -189,12 +188,8 @@ class SiteShare:
 
     Attributes:
         loss: Mean training loss, as the site says; None where it does not.
-        num_targets: Number that the site reports.
-        samples: Weight of the site's update in the mean.
         norm: Norm of its update; None where updates are summed and none is seen.
         scaled: Factor of the update by the site's report; None without a report.
-        train_s: Seconds of training, as the site says.
-        behind: Rounds that its update is behind.
         far_rounds: Rounds in a row in which its update was far from the aggregate; None without a rule.
         epsilon: Epsilon that its private rows have spent, by its report; None where rows are not private.
         rounds_left: Further rounds that its own budget pays for, as it says; None likewise.
@@ -224,7 +219,6 @@ class RoundRecord:
         number: Number of the round, from 1.
         shares: Those that counted, by name.
         left_out: The others that were asked, with reasons.
-        bytes: Payloads of each site, both ways.
         charge: Number of the charge of its sums; None without a privacy budget.
         lost: Why a released sum of the round gave no update, so that nothing moved; empty where one did.
         answer_s: Seconds from the order to train to a site's answer, by the owner's clock.
@@ -278,7 +272,6 @@ class HeldUpdate:
 
     Attributes:
         header: Signed header; evidence of the site's statement.
-        share: Entry of the site in the record.
     """
 
     round: int

@@ -104,12 +104,7 @@ class SiteNames(StrictModel):
 
 @dataclass(frozen=True)
 class KeeperKey:
-    """The public keys of one keeper.
-
-    Attributes:
-        public: BFV public key, for encrypting shares.
-        seal: Public key for sealing ciphertexts.
-    """
+    """The public keys of one keeper."""
 
     public: bytes
     seal: bytes
@@ -122,11 +117,7 @@ class KeeperKey:
 
 @dataclass(frozen=True)
 class SumPlace:
-    """The sum that a part is for.
-
-    Attributes:
-        model: Digest of the weights that it is relative to.
-    """
+    """The sum that a part is for."""
 
     round: int
     model: str
@@ -190,12 +181,7 @@ def read_key(terms: RunTerms, keeper: str, item: Item) -> KeeperKey:
 
 
 def read_part(terms: RunTerms, place: SumPlace, key: str, site: str, item: Item) -> bytes:
-    """Return the sealed ciphertexts of one site.
-
-    Args:
-        key: Digest of the keeper's public key.
-        site: Name of the site that they are of.
-    """
+    """Return the sealed ciphertexts of one site."""
     body = _check_signed(terms, site, item[0])
     if not isinstance(body, PartHeader) or body.site != site:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: not its part")
@@ -225,7 +211,6 @@ class KeeperSumSite:
     """One site's part in homomorphic sums; a keeper's too, where it is one.
 
     Args:
-        length: Number of an update's values.
         directory: Has the keeper's book of sums that it has opened.
 
     Guarantees:

@@ -35,7 +35,6 @@ class KeeperSumMaker:
 
     Args:
         journal: Gives each sum a number, and remembers which sites keepers were asked to open a sum of.
-        length: Number of an update's values.
     """
 
     def __init__(self, terms: RunTerms, fleet: Fleet, journal: RoundJournal, length: int) -> None:

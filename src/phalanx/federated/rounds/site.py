@@ -78,7 +78,6 @@ class Site:
     """One site of a run, whatever carries its messages.
 
     Args:
-        rounds: Book of the secure sums that were entered, kept on disk.
         directory: Keeps control variates, for an algorithm that has them, and logs of sums.
         tell: Takes lines for the people of this site, about its own rounds; none of them leaves it.
 

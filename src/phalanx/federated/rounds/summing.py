@@ -61,12 +61,7 @@ _MIN_ACCUSERS = 2
 
 
 class SumMaker:
-    """Makes one update of the trained sites' updates without seeing any of them.
-
-    Args:
-        journal: Gives each sum a number of its own, whatever crashes.
-        length: Number of an update's values.
-    """
+    """Makes one update of the trained sites' updates without seeing any of them."""
 
     def __init__(self, terms: RunTerms, identity: Identity, fleet: Fleet, journal: RoundJournal, length: int) -> None:
         self._terms, self._identity, self._length = terms, identity, length
@@ -78,7 +73,6 @@ class SumMaker:
 
         Args:
             record: Record of the round; its shares are the sites that have trained.
-            model: Digest of the weights that updates are relative to.
             exclude: Told of a site that broke a sum, as its own signature shows.
 
         Raises:

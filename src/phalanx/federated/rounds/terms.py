@@ -20,7 +20,6 @@ class RunTerms:
     """The facts of a run; no party takes another one's word for them.
 
     Attributes:
-        roster: All sites by name, certified by the run's authority.
         rows: Budget of the training rows of each site, which it draws and counts by itself; None where sites train
             without noise.
     """
@@ -61,7 +60,6 @@ class SiteBudget:
     add up, in whole trillionths, so that no sum is rounded away.
 
     Args:
-        directory: Directory of the site alone.
         sums: Noisy sums of the run, as this site computes them from its own copy of the run file.
 
     Guarantees:

@@ -40,8 +40,6 @@ def attackers_of(
     """What starts the local workers of a run in which some attack; all others are the production process.
 
     Args:
-        attack: Names the parties that lie, and how.
-        home: Directory of the files of attacks that are the user's own.
         launchers: By worker, module and arguments of what starts its command, which is added to them.
     """
     load_attack(attack, home)

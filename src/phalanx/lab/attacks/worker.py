@@ -57,7 +57,6 @@ def run_attacker(plan: AttackPlan, config: WorkerConfig, kernels: WrapCopy = lea
     """Run a worker as an attacker; one that crashes on purpose dies as by SIGKILL.
 
     Args:
-        plan: Says how it attacks, under the name of its identity.
         kernels: Wrapper of kernels, as in `run_worker`: an attacker lies about its computation, and shows honest
             kernels.
     """

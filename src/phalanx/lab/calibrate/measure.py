@@ -32,12 +32,7 @@ Figures = dict[str, int | float | None]
 
 @dataclass
 class Differences:
-    """Distances between two computations of the same messages.
-
-    Attributes:
-        maxima: Largest token distance of each message.
-        num_equal: Messages with the same bits.
-    """
+    """Distances between two computations of the same messages."""
 
     maxima: list[float] = field(default_factory=list)
     num_tokens: int = 0
@@ -142,7 +137,6 @@ class PathComparison:
 
     Attributes:
         figures: Figures by pair; a pair is left out where this machine turned out not to have its path.
-        absent: Why a path is missing, by its name.
     """
 
     def __init__(self, plan: StepPlan, pairs: Iterable[PathPair], absent: dict[str, str]) -> None:

@@ -27,8 +27,6 @@ class NumericPath:
 
     Attributes:
         precision: "fp32", "bf16" (autocast) or "fp64".
-        kernel: Kernel of scaled dot product attention.
-        mkldnn: Whether oneDNN may be used.
         compiled: Whether the stage goes through torch.compile.
     """
 

@@ -87,7 +87,6 @@ def measure_steps(
 
     Args:
         honest: At step 0.
-        next_batch: Gives the batch of each.
     """
     plan = honest.plan
     task = bar.add_task("calibrate", total=steps * plan.microbatches * (len(plan.stages) - 2))

@@ -26,13 +26,7 @@ KINDS: Mapping[Direction, str] = MappingProxyType({"forward": "forward_sign_flip
 
 @dataclass(frozen=True)
 class LieSchedule:
-    """A schedule of lies: which stage lies in which attempt at which step; the same for every arm of one seed.
-
-    Attributes:
-        direction: Direction of the messages that are falsified.
-        rate: Share of the attempts in which a stage lies.
-        stages: Stages that may be drawn.
-    """
+    """A schedule of lies: which stage lies in which attempt at which step; the same for every arm of one seed."""
 
     direction: Direction
     rate: float
@@ -63,7 +57,6 @@ class Attacker:
 
     Attributes:
         plan: Schedule of lies; None without an attack.
-        attempt: Number of the running attempt at the step.
         removed: Stages with a holder that was replaced by an honest one.
     """
 

@@ -44,7 +44,6 @@ class MessageCheck(Protocol):
 
     def accepts_message(self, message: StageTensor, /) -> bool:
         """Whether the message may be used; when not, its microbatch goes no further."""
-        ...
 
 
 class NoMessageCheck:
@@ -69,9 +68,6 @@ class StepAttempt:
     """One attempt at a step over some of the stages.
 
     Attributes:
-        path: Stages that take part, in order.
-        messages: Everything that was sent, in order.
-        loss_sum: Sum of the token losses, nats.
         survivors: Microbatches that brought a gradient to each stage of the path.
     """
 
@@ -114,7 +110,6 @@ class Simulator:
         """Forward and backward of all microbatches.
 
         Args:
-            watch: Sees each message before its receiver does.
             bypassed: Stages that are left out; the activation passes them by, as does the gradient.
 
         Raises:

@@ -72,7 +72,6 @@ class Regime:
     """A regime in which a pre-trained model is fine-tuned.
 
     Attributes:
-        characters: Number of characters of the domain, over both splits.
         epochs: Passes over the training split; each ends with a validation.
         clip_norm: Norm limit of the whole gradient; None does not clip.
     """

@@ -56,11 +56,7 @@ _IN_BLOCK = re.compile(r"(.*?\.)(\d+)\.(.+)", re.ASCII)
 
 
 def read_adapter_config(directory: Path) -> SlicedAdapter:
-    """Read the adapter config of a directory.
-
-    Raises:
-        ModelError: It holds no adapter, or one that stages cannot carry; the key is named.
-    """
+    """Read the adapter config of a directory."""
     path, found = directory / CONFIG, read_adapter_keys(directory)
     try:
         if found["peft_type"] == "PREFIX_TUNING":
@@ -84,9 +80,6 @@ def read_adapter_keys(directory: Path, *, to_merge: bool = False) -> dict[str, A
 
     Args:
         to_merge: Layers, ranks and scales may differ in ways that weights can take and stages cannot.
-
-    Raises:
-        ModelError: It holds no adapter, or one that cannot be carried; the key is named.
     """
     path = directory / CONFIG
     try:

@@ -55,7 +55,6 @@ def draw_prefix(name: str, values: Tensor, seed: int) -> None:
 
 
 def _head_shape(hub_config: Any) -> tuple[int, int]:
-    """Heads of keys and values, and the size of one."""
     heads = int(hub_config.num_attention_heads)
     size = getattr(hub_config, "head_dim", None) or hub_config.hidden_size // heads
     return int(getattr(hub_config, "num_key_value_heads", None) or heads), int(size)

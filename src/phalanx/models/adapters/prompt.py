@@ -106,11 +106,7 @@ def draw_prompt(name: str, values: Tensor, seed: int) -> None:
 
 @torch.no_grad()
 def encoded_prompt(trained: Mapping[str, Tensor], adapter: PromptEncoderConfig) -> Tensor:
-    """Return the embeddings ``[tokens, size]`` that a trained encoder makes; they are all that a file of peft has.
-
-    Raises:
-        ModelError: A parameter is missing, or of another shape.
-    """
+    """Return the embeddings ``[tokens, size]`` that a trained encoder makes; they are all that a file of peft has."""
     prompt_tensors = {name.removeprefix(f"{PROMPT}."): value for name, value in trained.items() if is_prompt(name)}
     size = trained[PROMPT_TABLE].shape[1] if PROMPT_TABLE in trained else 1
     encoder = PromptEncoder(adapter, size)

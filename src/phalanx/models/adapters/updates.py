@@ -67,9 +67,6 @@ def updates_of(
     Args:
         directory: Where the adapter lies, for messages.
         is_turned: Whether the matrices of blocks are stored ``[inputs, outputs]``.
-
-    Raises:
-        ModelError: A tensor belongs to no weight of the model, or one that the config names is missing.
     """
     updates: dict[str, LowRankUpdate] = {}
     used: set[str] = {SCORE_WEIGHT}

@@ -37,7 +37,6 @@ class Falcon(Family):
         return None
 
     def restore_buffers(self, trunk: Any, hub_config: Any) -> None:
-        """Recompute the rotary frequencies, on the CPU as transformers does when it loads a model."""
         with torch.device("cpu"):
             trunk.rotary_emb = type(trunk.rotary_emb)(config=hub_config)
 

@@ -42,7 +42,6 @@ class ModernBert(EncoderFamily):
         return None
 
     def restore_buffers(self, trunk: Any, hub_config: Any) -> None:
-        """Recompute the rotary frequencies, on the CPU as transformers does when it loads a model."""
         with torch.device("cpu"):
             trunk.rotary_emb = type(trunk.rotary_emb)(config=hub_config)
 
@@ -54,7 +53,6 @@ class ModernBert(EncoderFamily):
     def context(
         self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
     ) -> dict[str, Any]:
-        """Give masks and rotary tables by type of layer."""
         ids = pattern.token_positions(hidden.shape[1], hidden.device, before)
         kinds = dict.fromkeys(hub_config.layer_types)
         return {

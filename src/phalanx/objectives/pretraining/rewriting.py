@@ -52,10 +52,8 @@ class TokenTable:
 
     Attributes:
         named: Ids by the text of a token.
-        eos_id: Id that ends every document.
         special: Whether no text can give the id, bool ``[vocabulary]``.
         begins_word: Whether a word begins at the id, bool ``[vocabulary]``; None where tokens do not show it.
-        path: Path of the tokenizer, for error messages.
     """
 
     named: Mapping[str, int]

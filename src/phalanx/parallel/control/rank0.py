@@ -46,12 +46,10 @@ class RankWork(Protocol):
     @property
     def objective(self) -> Objective:
         """The objective, with all extra rows of a batch; the same on every rank."""
-        ...
 
     @property
     def num_stages(self) -> int:
         """Parts in which the state is collected and loaded."""
-        ...
 
     def train_step(
         self,
@@ -62,25 +60,20 @@ class RankWork(Protocol):
         limits: StepLimits = NO_LIMITS,
     ) -> AppliedStep:
         """Run one optimizer step on a whole batch."""
-        ...
 
     def evaluate_batch(
         self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
     ) -> tuple[float, int]:
         """Summed loss and number of targets."""
-        ...
 
     def collect_stage(self, stage: int) -> dict[str, Tensor]:
         """Bring one stage's whole tensors to rank 0."""
-        ...
 
     def load_stage(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
         """Take one stage's state from rank 0."""
-        ...
 
     def tensor_names(self, stage: int) -> list[str]:
         """Names of a stage's tensors."""
-        ...
 
 
 class Controller:

@@ -22,15 +22,12 @@ class Heartbeat(Protocol):
 
     def give_beat(self) -> None:
         """Leave one."""
-        ...
 
     def read_counts(self) -> Mapping[int, int]:
         """A number for each other rank that gives heartbeats; it changes with each of them."""
-        ...
 
     def end_beats(self) -> None:
         """Say that none will follow, and that this is as it should be."""
-        ...
 
 
 class CounterStore(Protocol):
@@ -38,11 +35,9 @@ class CounterStore(Protocol):
 
     def add(self, key: str, value: int, /) -> int:
         """Add to a number, which is 0 at first; returns the sum."""
-        ...
 
     def set(self, key: str, value: str, /) -> None:
         """Set it."""
-        ...
 
 
 class FileHeartbeat:

@@ -27,7 +27,6 @@ class RowLosses(Protocol):
 
     def __call__(self, numbers: Tensor) -> Tensor:
         """Run the model on rows by number, and return one loss a row."""
-        ...
 
 
 class RowGradients:

@@ -174,7 +174,6 @@ class _StageCutter:
         self._cuts_sequence = cuts_sequence
 
     def cut_block(self, block: nn.Module, name: str, plan: BlockPlan) -> None:
-        """Cut one block."""
         # Conv1D stores [in, out]
         out = 1 if self._stage.family.fan_in_fan_out else 0
         for path, parts in plan.columns.items():

@@ -65,11 +65,7 @@ def open_model_shape(name: str) -> ModelShape:
 
 
 def open_cluster(name: str) -> Cluster:
-    """Return a cluster.
-
-    Args:
-        name: Name of a shipped cluster, or path of a cluster file.
-    """
+    """Return a cluster."""
     if name in known_clusters():
         return known_clusters()[name]
     path = Path(name)

@@ -49,12 +49,7 @@ def sent_bytes(numbers: int, islands: int, outer: OuterLoop) -> float:
 
 
 def outer_seconds(numbers: int, tensors: int, layout: Layout, outer: OuterLoop, link: Link) -> float:
-    """Return the seconds of one exchange between islands; nothing of it is hidden.
-
-    Args:
-        numbers: Number of parameters of one rank.
-        tensors: Number of tensors that hold these parameters.
-    """
+    """Return the seconds of one exchange between islands; nothing of it is hidden."""
     islands = layout.islands
     if outer.rounds:
         # bytes and scales of each tensor, gathered from all

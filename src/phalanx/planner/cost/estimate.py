@@ -36,7 +36,6 @@ def goodput_share(interval_s: float, save_s: float, restart_s: float, mtbf_s: fl
 
     Args:
         interval_s: Work between two checkpoints, in seconds.
-        save_s: Seconds that a checkpoint stops the work.
         restart_s: Seconds from a failure until work goes on.
         mtbf_s: Mean time between failures of the whole cluster.
 
@@ -81,10 +80,7 @@ class Estimate:
     """One layout with its figures.
 
     Attributes:
-        recipe: Microbatches and checkpointing with which it was estimated.
-        memory: Memory of the rank that needs most.
         limit: Bytes that a rank may use.
-        tokens_per_s: Rate of all ranks together.
         mfu: Useful operations over the devices' peak.
         totals: Totals of the training; None when no number of tokens was given.
         layers: Layers of each stage where they are uneven; else None.

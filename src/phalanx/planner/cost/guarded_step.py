@@ -16,7 +16,6 @@ class StageDurations:
     Attributes:
         forward: Of one microbatch, likewise `backward` and `audit`.
         update: Of the optimizer, the copy that it can be undone from included.
-        digest: Of hashing the weights and moments once.
         gradient_bytes: Bytes of its weight gradient.
     """
 
@@ -70,7 +69,6 @@ class GuardedPipeline:
 
     Attributes:
         stages: At least three stages; the first and the last one are the owner's.
-        boundary_bytes: Bytes of one microbatch between two stages.
         audits: Microbatches of each middle stage that are recomputed in a step; 0 with `is_guarded` False.
     """
 

@@ -68,7 +68,6 @@ def rank_placements(kinds: Sequence[str], memory: Callable[[str], float]) -> lis
     """Return the orders in which a pool's ranks can stand in a pipeline, equal devices not told apart.
 
     Args:
-        kinds: Device kind of each rank.
         memory: Bytes of a device; where there are too many orders only the one with the most memory first is
             returned, because the first stages of 1F1B hold the most microbatches.
     """

@@ -37,11 +37,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step of a pipeline.
-
-    Attributes:
-        slots: All work, each rank's in its order.
-    """
+    """One step of a pipeline."""
 
     slots: tuple[Slot, ...]
     num_ranks: int

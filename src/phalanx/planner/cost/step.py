@@ -29,7 +29,6 @@ def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: flo
     """Play the orders of all ranks through; a rank that waits for another one leaves its core to those at work.
 
     Args:
-        every: The order of each rank.
         times: Seconds of each stage's work on a core of its own.
         cores: Number of ranks that go at full speed at once; more than that each get an equal share.
         latency_s: Seconds from the end of a piece of work until the next stage has its result, whatever the cores do.

@@ -133,13 +133,7 @@ class PricedCut:
 
 @dataclass(frozen=True)
 class CutAnswer:
-    """The planner's answer about every cut.
-
-    Attributes:
-        model: Its name or path, for people.
-        parties: A client, the enclave and the link between them.
-        leaks: Table that the leaks come from.
-    """
+    """The planner's answer about every cut."""
 
     model: str
     shape: ModelShape

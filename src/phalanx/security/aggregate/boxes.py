@@ -31,7 +31,6 @@ def deal_shares(
 
     Args:
         secrets: Both, 32 bytes each.
-        threshold: Shares that give a secret back.
         fresh: ``fresh(n)`` returns n random bytes.
     """
     key, seed = (split_secret(secret, list(holders.values()), threshold, fresh) for secret in secrets)

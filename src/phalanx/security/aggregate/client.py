@@ -40,7 +40,6 @@ class ExpectedRound:
     """A client's facts about a round from elsewhere, for which it takes no party's word.
 
     Attributes:
-        model_digest: Digest of the model that the values are relative to.
         length: Number of values per client.
         roster: All that may be in a cohort, by name: certified by the run's authority.
         minimum: Clients that a sum must have at least for this client to take part.

@@ -46,7 +46,6 @@ class RingEncoding:
         """Encode some values, by rounding that is right on average.
 
         Args:
-            values: Part of a client's values.
             scale: Scale from `scale_for` over all values.
             weight: Up to `max_weight`.
             random: One uniform word a value; ``floor(x + word / 2^32)`` has the mean x.

@@ -63,7 +63,6 @@ def neighbours_of(names: Sequence[str], seed: bytes, minimum: int) -> dict[str, 
     """Return the neighbours of each client; the relation is symmetric.
 
     Args:
-        seed: Digest over what all of them signed.
         minimum: Fewest clients in a sum, as in `degree_of`.
     """
     order = sorted(names, key=lambda name: hashlib.sha256(seed + name.encode("ascii")).digest())

@@ -77,7 +77,6 @@ class ShareBox(SumMessage):
 
     Attributes:
         adverts: Digest of the adverts that the client saw.
-        sealed: Both shares, for the holder alone.
         key_share_digest: Digest of the share of the client's private mask key.
     """
 

@@ -17,7 +17,6 @@ class EnteredRounds(Protocol):
         Raises:
             AggregationError: It has entered this round, or a later one.
         """
-        ...
 
 
 class RoundFile:

@@ -29,11 +29,7 @@ def check_view(terms: SumTerms, graph: Graph, own: str, present: Collection[str]
 
 
 def check_included(terms: SumTerms, graph: Graph, sharers: Collection[str], included: Collection[str]) -> None:
-    """Return when a sum over these clients hides each of them.
-
-    Args:
-        sharers: All clients that sent keys and shares.
-    """
+    """Return when a sum over these clients hides each of them."""
     names = frozenset(included)
     if not names <= set(sharers):
         raise AggregationError(SumRefusal.OTHER_VIEW, "deposits: a client is said to be in the sum that never shared")

@@ -119,7 +119,6 @@ class LeafFile(Closeable):
             raise DiskError(f"{self._path}: cannot be forced to disk ({exc.strerror})") from exc
 
     def close(self) -> None:
-        """Let go of the file; closing twice is harmless."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

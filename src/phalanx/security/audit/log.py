@@ -28,8 +28,6 @@ class AuditLog(Closeable):
     that is wrong is an error.
 
     Args:
-        run: The run that every event belongs to.
-        known: Heads that others know, and that the log must contain.
         kept_at: A file that gets the signed head each time the log is forced to disk; None for no such file.
 
     Raises:

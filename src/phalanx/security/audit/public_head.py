@@ -108,7 +108,6 @@ def describe_missing_entry(digests: Sequence[str], due: PublicEntry | None, wher
     """Describe the missing line of a log that must contain a known line; None where nothing is missing.
 
     Args:
-        digests: Digests of the log's public lines, in order.
         due: The line; None where none must be there.
     """
     if due is None or digests[due.number - 1 : due.number] == [due.digest]:

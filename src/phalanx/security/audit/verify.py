@@ -17,7 +17,6 @@ class LogSummary:
 
     Attributes:
         first_time: Time of the first event, RFC 3339; None in an empty log.
-        head: Number of events and digest of the last line.
     """
 
     run: str | None
@@ -43,7 +42,6 @@ def verify_log(
         expected: End of the log as in ``summary.json``. Without it, a log that was cut off at a line's end looks whole.
         run: The run that it must be of; that of the first line if None.
         known: Heads that it must contain.
-        visit: Told each line that holds, in order.
 
     Raises:
         AuditLogError: Names the first broken line, counted from 1, and why: not JSON, another run, a gap in

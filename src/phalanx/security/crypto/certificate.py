@@ -70,7 +70,6 @@ def peer_from_certificate(
     """Return the party that a certificate names, after every check.
 
     Args:
-        authority_pem: Certificate of the one trusted authority.
         now: Time of the check; by `steady_now` if None.
 
     Raises:

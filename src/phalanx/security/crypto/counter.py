@@ -21,15 +21,12 @@ class MonotonicCounter(Protocol):
     @property
     def rollback_proof(self) -> bool:
         """Whether the machine that hosts it cannot turn it back; shown wherever a tier is shown."""
-        ...
 
     def read_count(self) -> int:
         """Return the last number that `increment` gave, or where it began."""
-        ...
 
     def increment(self) -> int:
         """Go up by one and return the new number, once it is durable; each number is given to one caller only."""
-        ...
 
 
 class NotRollbackProofCounter:

@@ -55,7 +55,6 @@ def bound_keys(party_uri: str, tls_key: bytes, ml_dsa_key: bytes, authority: str
 
     Args:
         tls_key: SubjectPublicKeyInfo of the ECDSA key, in DER.
-        authority: Fingerprint of the authority that is asked, in a request.
     """
     lines = (party_uri, tls_key.hex(), ml_dsa_key.hex(), authority)
     return in_domain("certificate-ml-dsa/1", "\n".join(lines).encode("ascii"))

@@ -49,7 +49,6 @@ class CheckedRequest:
     """A certificate request after every check that needs no authority.
 
     Attributes:
-        peer: The party that asks, with its message key.
         authority: Fingerprint of the only authority that may answer; None for any.
     """
 
@@ -62,7 +61,6 @@ def make_request(home: Path, name: str, authority: str | None = None) -> bytes:
     """Return a request for the keys in a directory; they are made there when there are none.
 
     Args:
-        home: The party's own directory, on its own machine.
         authority: Fingerprint of the authority that is asked; None where it is not known yet.
     """
     check_party_name(name)

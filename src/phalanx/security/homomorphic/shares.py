@@ -37,7 +37,6 @@ def join_sums(terms: HomomorphicTerms, clients: tuple[str, ...], sums: Sequence[
     """Put the opened sums of all keepers' shares together.
 
     Args:
-        terms: Terms of the sum, with the key of any keeper.
         sums: ``[length]`` each, modulo `MODULUS`; one a keeper.
 
     Raises:

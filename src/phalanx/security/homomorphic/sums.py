@@ -31,10 +31,7 @@ class HomomorphicTerms:
     """The terms of one sum; every ciphertext is bound to them. Ciphertexts are signed elsewhere.
 
     Attributes:
-        key: Digest of the public key.
-        clients: All that may be in the sum, by name.
         minimum: Clients that a sum has at least.
-        length: Number of values per client.
         clip: Bound of the Euclidean norm of a client's values.
     """
 

@@ -48,7 +48,6 @@ def receive_object(connection: socket.socket, deadline: float) -> dict[str, Any]
     """Return the one object that the other end sends.
 
     Args:
-        connection: Open TLS connection, after its handshake.
         deadline: Time of `time.monotonic`; a slow sender does not lengthen it.
     """
     raw = b""

@@ -39,8 +39,6 @@ class JoinTerms:
     """The terms under which a machine joins.
 
     Attributes:
-        port: Port at which the owner listens during the run.
-        asks: Tasks of the machine, in lines for people.
         needs_mib: Memory of the largest stage with all that the guard asks of it; 0 where that is not known.
         run: The run file that every party of a split agrees to; empty for a worker, which needs none.
     """
@@ -57,7 +55,6 @@ class EnrolmentServer(Closeable):
     Args:
         directory: Directory of the authority, with the owner's identity in ``owner``.
         say: Takes a line about each that came or was refused; called from other threads.
-        clock: Returns the time in monotonic seconds.
 
     Guarantees:
         TLS 1.3. Nothing but the authority's certificate is told without the secret of an invitation. A caller gets ten

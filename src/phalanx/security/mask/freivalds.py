@@ -23,7 +23,6 @@ class ProductChecker(Protocol):
             left: ``[rows, inner]``.
             product: ``[rows, columns]``, said to be ``left @ right mod p``.
         """
-        ...
 
 
 class ProductCheck:

@@ -29,11 +29,9 @@ class LedgerStore(Protocol):
 
     def read_record(self) -> bytes | None:
         """Return the bytes that were written last; None if nothing ever was."""
-        ...
 
     def write_record(self, data: bytes) -> None:
         """Replace the record; when this returns, a crash of the machine does not undo it."""
-        ...
 
 
 MAX_PADS = 2**24
@@ -61,7 +59,6 @@ class PadTicket:
 
     Attributes:
         number: Number of the pad; never given out again.
-        salt: Random bytes of its range.
     """
 
     epoch: int

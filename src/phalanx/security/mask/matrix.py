@@ -22,7 +22,6 @@ class RingMatrix(Protocol):
         Raises:
             FrameError: `z` is of another type or shape, or contains a number that is no element of Z_p.
         """
-        ...
 
 
 def ring_matrix(values: ArrayLike, device: str = "cpu") -> RingMatrix:

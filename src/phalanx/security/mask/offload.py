@@ -126,7 +126,6 @@ def masked_linear(
 
     Args:
         weight: ``[inner, columns]``, that is, transposed from what torch's linear layers keep.
-        rows: Most rows of one request.
         pads: Makes fresh pads for a product; also gives each check its secret vectors.
         bound: Bound of activations, as in `encode_rows`; gradients always have scales of their own rows.
     """

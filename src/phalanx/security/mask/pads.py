@@ -32,7 +32,6 @@ class Pad:
 
     Attributes:
         number: Tells pads apart; means nothing without the key.
-        shape: Rows and columns of the matrix.
     """
 
     def __init__(self, number: int, values: Ring) -> None:
@@ -56,7 +55,6 @@ class PadSource(Protocol):
 
     def draw_pad(self, rows: int, columns: int) -> Pad:
         """Make a pad."""
-        ...
 
 
 class AesPads:

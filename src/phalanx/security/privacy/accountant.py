@@ -98,10 +98,6 @@ def min_noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) 
 def check_rate(rows: int, batch_size: int, delta: float) -> float:
     """Return the chance of a row to be in a step's sample.
 
-    Args:
-        rows: Number of rows in the training set.
-        batch_size: Mean number of drawn rows.
-
     Raises:
         ConfigError: There are fewer rows than a batch has, or delta says nothing of so many rows.
     """

@@ -17,10 +17,6 @@ SPILLED = 0.01
 class CappedPoissonGaussian(PoissonGaussian):
     """One step's mechanism where rows beyond `places` are left out of the sample.
 
-    Attributes:
-        rows: Number of rows from which the sample is drawn.
-        places: Rows that a step has room for.
-
     Guarantees:
         As `PoissonGaussian`. Steps in which the sample fits have that mechanism; the chance that any does not fit,
         times ``1 + e^epsilon``, is at most `SPILLED` of delta, or epsilon is infinite.
@@ -32,19 +28,13 @@ class CappedPoissonGaussian(PoissonGaussian):
     places: int
 
     def epsilon_after(self, steps: int, delta: float) -> float:
-        """Return the epsilon that so many steps spend at a delta; an upper bound."""
         epsilon = super().epsilon_after(steps, (1 - SPILLED) * delta)
         chance = spill_chance(self.rows, self.rate, self.places)
         return epsilon if _is_within_delta(chance, steps, epsilon, delta) else math.inf
 
 
 def spill_chance(rows: int, rate: float, places: int) -> float:
-    """Return the chance that a sample has more rows than places; an upper bound.
-
-    Args:
-        rows: Number of rows, each drawn by itself.
-        places: At least the mean number of drawn rows.
-    """
+    """Return the chance that a sample has more rows than places; an upper bound."""
     if places >= rows:
         return 0.0
     if rate >= 1:
@@ -64,10 +54,6 @@ def spill_chance(rows: int, rate: float, places: int) -> float:
 
 def max_mean_rows(rows: int, places: int, steps: int, epsilon: float, delta: float) -> int:
     """Return the most rows that a step may draw in the mean, so that samples fit into its places for all of a run.
-
-    Args:
-        rows: Number of rows from which samples are drawn.
-        places: Rows that a step has room for.
 
     Returns:
         0 where not even one row a step is few enough.

@@ -1,10 +1,11 @@
 """The section ``[privacy]`` of a run file: what its steps may spend, and how."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.config.strict import later_key
 
 Clipping = Literal["ghost", "hooks"]
 
@@ -32,12 +33,7 @@ class PrivacyConfig(StrictModel):
     noise_multiplier: float | None = Field(default=None, ge=0.3, le=1e4)
     clipping: Clipping = "ghost"
     sampling: Literal["poisson", "order"] = "poisson"
-    mean_rows: int | None = Field(default=None, ge=1)
-
-    @model_serializer(mode="wrap")
-    def _serialize_privacy(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a key that came later where it says nothing, so that an older run file keeps its digest."""
-        return {name: value for name, value in write(self).items() if (name, value) != ("mean_rows", None)}
+    mean_rows: int | None = later_key(None, ge=1)
 
     @model_validator(mode="after")
     def _can_be_accounted(self) -> Self:

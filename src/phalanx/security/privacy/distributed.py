@@ -28,9 +28,7 @@ class NoisySum:
     """A sum with noise, as all its clients know it.
 
     Attributes:
-        clients: Number of clients in the cohort.
         minimum: Clients that a sum has at least.
-        length: Number of values per client.
         noise_multiplier: Standard deviation of the noise of the honest clients together, over the bound of one
             client's values.
 
@@ -113,7 +111,6 @@ class NoisyRounds:
         fewest: Clients of a cohort at least.
         most: Clients of a cohort at most.
         minimum: Clients that a sum has at least.
-        length: Number of values per client.
         noise_multiplier: Noise multiplier, as in `NoisySum`.
 
     Raises:

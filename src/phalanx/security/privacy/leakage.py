@@ -23,7 +23,6 @@ def exposure_bits(loss: float, candidates: Sequence[float]) -> float:
 
     Args:
         loss: Of the canary, summed over its tokens.
-        candidates: Losses of texts of the same form that were never planted.
 
     Source: Carlini et al. 2019 (The Secret Sharer), definition 5.
     """
@@ -67,10 +66,6 @@ def true_negative_share(members: Sequence[float], strangers: Sequence[float]) ->
     """Return the share of strangers that the loss attack clears where it finds 95 % of the members.
 
     It orders models as the much dearer attack with shadow models does.
-
-    Args:
-        members: Losses of training rows, in nats.
-        strangers: Losses of rows that were not trained on.
 
     Source: arXiv 2510.19773.
     """

@@ -23,20 +23,16 @@ class PrivateMechanism(Protocol):
     @property
     def noise_multiplier(self) -> float:
         """Return the standard deviation of the noise over the clipping bound."""
-        ...
 
     @property
     def rate(self) -> float:
         """Chance to be in one sample; 1 where nothing is known of it."""
-        ...
 
     def epsilon_after(self, steps: int, delta: float) -> float:
         """Return the epsilon that so many spend at a delta; an upper bound."""
-        ...
 
     def affordable_steps(self, epsilon: float, delta: float, at_most: int) -> int:
         """Return how many stay within an epsilon, or `at_most` where as many do."""
-        ...
 
 
 @dataclass
@@ -72,7 +68,6 @@ class BudgetLedger:
     Args:
         delta: The chance that the bound does not hold.
         terms: Other terms of the first line: how rows are drawn, and the protected unit.
-        past: Charges of earlier sessions in the log.
         session: Charges of this session at most.
 
     Guarantees:

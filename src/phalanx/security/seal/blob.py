@@ -51,7 +51,6 @@ class BlobSealer:
 
     Args:
         key: 32 bytes that the sealer of the enclave gives back to the same measurement only.
-        counter: Used for this series of blobs and nothing else.
 
     Guarantees:
         Every blob has a key of its own, from a fresh salt and its number. A blob that is older than the newest

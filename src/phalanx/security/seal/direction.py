@@ -148,7 +148,6 @@ class DirectionEnd(Closeable):
         self._direction_state.clock = clock
 
     def close(self) -> None:
-        """Forget the keys; closing twice is harmless."""
         self._direction_state.close()
 
     def __repr__(self) -> str:

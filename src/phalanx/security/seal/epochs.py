@@ -24,7 +24,6 @@ class EpochSource(Protocol):
 
     def raise_epoch(self) -> int:
         """Return an epoch that was never given before."""
-        ...
 
 
 class EpochStore:
@@ -32,7 +31,6 @@ class EpochStore:
 
     Args:
         path: The file that `create` made.
-        counter: Counter that is used for nothing else.
 
     Guarantees:
         With a counter that cannot be turned back no epoch is given twice, whatever happens to the file, and whenever a

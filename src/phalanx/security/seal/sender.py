@@ -97,7 +97,6 @@ class Receiver(DirectionEnd):
         """Decrypt the frame that is due into memory of the caller; the only pass over its bytes.
 
         Args:
-            kind: The tensor that is due.
             plain: Contiguous memory of exactly ``kind.size_bytes``; zeros where the frame is refused half-way.
 
         Raises:
@@ -195,7 +194,6 @@ class Channel(Closeable):
         self.receiver.time_cipher(clock)
 
     def close(self) -> None:
-        """Forget the keys of both directions; closing twice is harmless."""
         self.sender.close()
         self.receiver.close()
 

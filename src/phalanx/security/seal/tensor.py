@@ -35,7 +35,6 @@ class TensorKind:
     """One kind of tensor that crosses, the same in each step; built once and used for every frame.
 
     Attributes:
-        purpose: Purpose of the key that encrypts it.
         name: Such as ``cut`` or ``layers.5.lora_a``; 1 to 200 plain ASCII characters.
         dtype: A key of `ITEM_BYTES`.
         shape: Sizes; empty for a scalar.

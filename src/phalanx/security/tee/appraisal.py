@@ -99,11 +99,6 @@ def appraise_together(
 
     All must carry the same binding: a GPU's report for another nonce or key could be another machine's.
 
-    Args:
-        parts: One piece of evidence of each kind.
-        required: Kinds that must be among them.
-        expected: The one nonce and key of all.
-
     Raises:
         RefusedEvidenceError: One is refused, a required one is absent, or a kind is there twice.
     """

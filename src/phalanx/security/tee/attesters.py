@@ -46,9 +46,7 @@ def open_attester(
 
     Args:
         kind: One of `ATTESTED_KINDS`.
-        endorsements: Named documents that are sent with the evidence.
         tpm: Address of the TPM, for ``tpm``.
-        pcrs: PCRs that a TPM quotes.
     """
     match kind:
         case "snp" | "tdx":

@@ -53,9 +53,6 @@ class RawReportData:
     """Report data that the verifier knows as it is: evidence that was made without a `Binding`.
 
     No TLS key is proven by it, so no key is ever released against such an appraisal.
-
-    Attributes:
-        data: The whole field, trailing zeros included.
     """
 
     data: bytes

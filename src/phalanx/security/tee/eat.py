@@ -45,12 +45,7 @@ _WHERE = "attestation token"
 
 @dataclass(frozen=True)
 class Token:
-    """The claims of a valid token.
-
-    Attributes:
-        measurements: Measurements in hex, by name.
-        policy_digest: Digest of the policy that the evidence passed.
-    """
+    """The claims of a valid token."""
 
     issuer: str
     kind: str
@@ -105,7 +100,6 @@ def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -
 
     Args:
         token: Token from `issue_token`.
-        verifier: The one verifier that is trusted.
     """
     if len(token) > MAX_TOKEN_BYTES:
         raise malformed_error(_WHERE, f"{len(token)} bytes, allowed {MAX_TOKEN_BYTES}")

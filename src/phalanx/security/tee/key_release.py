@@ -13,10 +13,6 @@ from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 class KeyRelease:
     """One key in the hands of a relying party that trusts one verifier.
 
-    Args:
-        run: Digest of the run's config that the key is for.
-        role: Required role of the attester in the run.
-
     Guarantees:
         Every nonce gets the key at most once. A token for another key, run, role or nonce gets nothing.
     """
@@ -31,7 +27,6 @@ class KeyRelease:
 
         Args:
             token: The verifier's, as `issue_token` made it.
-            nonce: That the verifier drew for this connection.
             tls_key: Digest of the key that the peer has just proven to hold in the TLS handshake, 32 bytes.
 
         Raises:

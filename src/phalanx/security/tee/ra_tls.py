@@ -56,7 +56,6 @@ def make_certificate(
     """Make a self-signed certificate that carries evidence; what counts is the evidence, not the signature.
 
     Args:
-        evidence: Made for the verifier's nonce and this key.
         now: Begin of validity, five minutes less.
     """
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -38,7 +38,6 @@ class WitnessReport:
     """The outcome of asking one witness.
 
     Attributes:
-        names: Names in the policy that answer at this address.
         accusation: What the witness did that it must not; empty where nothing.
     """
 

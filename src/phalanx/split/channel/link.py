@@ -48,11 +48,9 @@ class FrameLink(Protocol):
     @property
     def link_costs(self) -> Costs:
         """CPU time so far."""
-        ...
 
     def pack_tensor(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> PackedFrame:
         """Return the frame of a tensor of this kind, which lies contiguously on the CPU."""
-        ...
 
     def unpack_tensor(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
         """Return the tensor of a frame; of a refused one nothing is left, and the due one is still accepted.
@@ -60,15 +58,12 @@ class FrameLink(Protocol):
         Args:
             digest: Digest of the frame where this process has computed it already; computed here when left out.
         """
-        ...
 
     def signed_statement(self) -> bytes:
         """This side's signed word on all that has crossed; empty for a link that cannot tell."""
-        ...
 
     def close(self) -> None:
         """Forget keys."""
-        ...
 
 
 class SealedLink:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Self
 
 from phalanx.errors import PhalanxError
-from phalanx.security.crypto import MonotonicCounter
 from phalanx.split.masked.config import MaskedConfig
 from phalanx.split.masked.offload_client import MaskingClient
 from phalanx.split.masked.pad_sources import pad_sources
@@ -70,15 +69,13 @@ def open_masking_client(
     run: str,
     worker: WorkerPort,
     second: WorkerPort | None = None,
-    counter: MonotonicCounter | None = None,
 ) -> Iterator[MaskingClient]:
     """Give the offload client that a config asks for, with a thread that fills its pools.
 
     Args:
         config: Kind and number of pads.
         second: Makes the pads' products, where the config says so.
-        counter: A hardware counter of these pads alone.
     """
-    offload = MaskingClient(worker, pad_sources(config, run, counter), config, second)
+    offload = MaskingClient(worker, pad_sources(config, run), config, second)
     with PadFiller(offload, config.reserve):
         yield offload

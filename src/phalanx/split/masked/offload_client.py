@@ -36,7 +36,6 @@ class OffloadClient(Protocol):
             layer: Its name, which no other layer has at this client.
             weight: ``[inner, columns]``.
         """
-        ...
 
     def multiply_rows(self, product: ProductMessage, x: Reals) -> Reals:
         """Return ``x @ W``, ``[rows, columns]``, for the forward product, ``x @ W^T`` for the backward one.
@@ -45,7 +44,6 @@ class OffloadClient(Protocol):
             product: Product of a layer that was added.
             x: ``[rows, inner]``.
         """
-        ...
 
 
 class MaskingClient:
@@ -170,7 +168,6 @@ class MaskingClient:
 
 @contextlib.contextmanager
 def _naming_worker(worker: WorkerPort) -> Iterator[None]:
-    """Name the worker that lied."""
     try:
         yield
     except WrongProductError as exc:

@@ -7,7 +7,6 @@ the process, and where it does not, there is nothing that a restart or a rolled-
 import os
 from collections.abc import Callable
 
-from phalanx.security.crypto import MonotonicCounter
 from phalanx.security.mask import (
     AesPads,
     OsPads,
@@ -39,20 +38,16 @@ class ProcessMemory:
         self._data = data
 
 
-def pad_sources(config: MaskedConfig, run: str, counter: MonotonicCounter | None = None) -> PadSources:
-    """Return the pad sources that a run file asks for.
-
-    Args:
-        counter: A hardware counter of these pads alone, which shows that a copy of this memory makes pads too.
-    """
-    return system_pads() if config.pads == "os" else process_pads(run, counter)
+def pad_sources(config: MaskedConfig, run: str) -> PadSources:
+    """Return the pad sources that a run file asks for."""
+    return system_pads() if config.pads == "os" else process_pads(run)
 
 
-def process_pads(run: str, counter: MonotonicCounter | None = None) -> PadSources:
+def process_pads(run: str) -> PadSources:
     """Return sources under a fresh key that is kept in this process only."""
     master, memory = os.urandom(_KEY_BYTES), ProcessMemory()
-    begin_ledger(memory, master, run, counter)
-    return ledger_pads(PadLedger(memory, master, run, counter=counter), master, run)
+    begin_ledger(memory, master, run)
+    return ledger_pads(PadLedger(memory, master, run), master, run)
 
 
 def ledger_pads(ledger: PadLedger, master: bytes, run: str) -> PadSources:

@@ -20,11 +20,9 @@ class WorkerPort(Protocol):
 
     def load_matrix(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """Give the worker a quantised matrix, ``[inner, columns]``."""
-        ...
 
     def multiply_masked(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
         """Ask for products, all at once; nothing about the answers is checked here but which request they are to."""
-        ...
 
 
 class SimulatedWorker:

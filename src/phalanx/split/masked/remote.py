@@ -81,7 +81,6 @@ def local_masked_workers(
     transport: TransportConfig,
     *,
     threads: int = 1,
-    command: Sequence[str] = _COMMAND,
 ) -> LocalWorkerProcesses:
     """Return what starts a worker process for each name, for one machine with an enclave and an accelerator in it.
 
@@ -89,10 +88,9 @@ def local_masked_workers(
         directory: Gets each worker's file and log.
         identities: Has a directory with certificate and keys for each name.
         transport: Deadlines and bounds; workers let the system choose their ports.
-        command: Module and arguments of a worker, without its file; another than the default is for drills only.
     """
     template = MaskedWorkerConfig(identity="", owner="", transport=transport.model_copy(update={"port": 0}))
-    return LocalWorkerProcesses(directory, identities, template, command, threads)
+    return LocalWorkerProcesses(directory, identities, template, _COMMAND, threads)
 
 
 @contextlib.contextmanager
@@ -102,10 +100,9 @@ def remote_workers(
     run: str,
     transport: TransportConfig,
     processes: LocalWorkerProcesses | None = None,
-    announce: Callable[[str], None] = lambda address: None,
 ) -> Iterator[dict[str, RemoteWorker]]:
     """As `joined_workers`, of which it gives the ways to the workers."""
-    with joined_workers(identity, names, run, transport, processes, announce=announce) as joined:
+    with joined_workers(identity, names, run, transport, processes) as joined:
         answers = AnswerSorter(joined.endpoint)
         with contextlib.closing(answers):
             yield {

@@ -1,12 +1,10 @@
 """The worker process: it multiplies the numbers that it receives, and holds no key to them."""
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.errors import FrameError
-from phalanx.security.mask import MaskedMessage, MaskedWorker, ProductMessage
+from phalanx.security.mask import MaskedWorker, ProductMessage
 from phalanx.split.masked.config import MaskedWorkerConfig
 from phalanx.split.masked.messages import (
     END,
@@ -23,33 +21,20 @@ from phalanx.split.masked.messages import (
 from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner
 
 
-class Multiplier(Protocol):
-    """The interface to the arithmetic of a worker process."""
-
-    def load_matrix(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
-        """Keep a quantised matrix, ``[inner, columns]``."""
-        ...
-
-    def answer_request(self, request: MaskedMessage) -> MaskedMessage:
-        """Multiply."""
-        ...
-
-
-def run_masked_worker(config: MaskedWorkerConfig, multiplier: Multiplier | None = None) -> None:
+def run_masked_worker(config: MaskedWorkerConfig) -> None:
     """Serve until the trusted side ends the run or is gone.
 
     Args:
         config: This worker's identity, and where the trusted side listens.
-        multiplier: Computes the products; another than the honest one is for drills only.
     """
     with join_owner(config) as link:
-        ProductService(link.endpoint, multiplier or MaskedWorker(config.device)).serve_link(link)
+        ProductService(link.endpoint, MaskedWorker(config.device)).serve_link(link)
 
 
 class ProductService:
     """A service that answers one trusted side's frames, in the order in which they come."""
 
-    def __init__(self, endpoint: Endpoint, multiplier: Multiplier) -> None:
+    def __init__(self, endpoint: Endpoint, multiplier: MaskedWorker) -> None:
         self._endpoint, self._multiplier = endpoint, multiplier
         self._loading: dict[ProductMessage, NDArray[np.int32]] = {}
         self._filled: dict[ProductMessage, int] = {}

@@ -27,13 +27,11 @@ class Tally(Protocol):
 
     def note_step(self, norm: float, losses: Sequence[tuple[float, int]]) -> object:
         """Take a step's norm, and summed loss and targets of each of its microbatches."""
-        ...
 
     def note_measurement(
         self, client: str, loss: float, targets: int, found: Sequence[int], true: Sequence[int]
     ) -> object:
         """Take summed loss and targets of a client's held-out rows, the class found for each, and its own."""
-        ...
 
 
 class ClientAdmission(Protocol):
@@ -42,12 +40,10 @@ class ClientAdmission(Protocol):
     @property
     def counted_clients(self) -> Collection[str]:
         """The clients that the last step was made of."""
-        ...
 
     @property
     def client_standings(self) -> ClientStandings:
         """Of the clients; they take what held-out rows come to."""
-        ...
 
 
 class Enclave:

@@ -196,15 +196,12 @@ class ClientRows(Protocol):
     @property
     def own_microbatches(self) -> Sequence[int]:
         """This client's microbatches of a step."""
-        ...
 
     def draw_rows(self, draw: int) -> Sequence[Rows]:
         """The rows of a draw, an entry for each microbatch of this client."""
-        ...
 
     def held_out(self) -> Iterator[Rows]:
         """All held-out rows, some at a time."""
-        ...
 
 
 class TurnTaker:

@@ -19,11 +19,9 @@ class SplitTask(Protocol):
     @property
     def extra_kinds(self) -> Mapping[str, ExtraRows]:
         """The rows beside labels that the loss reads, by name."""
-        ...
 
     def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
         """Give the back part the head of the task; return the trained tensors by canonical name."""
-        ...
 
     def compute_loss(
         self, back: StageModule, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
@@ -36,19 +34,15 @@ class SplitTask(Protocol):
             labels: Shape and type as in `label_shape`.
             extras: Rows as `extras` declares them.
         """
-        ...
 
     def measure_rows(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `loss`, of held-out rows, without a gradient; with the answers for the client that sent them."""
-        ...
 
     def num_answers(self, rows: int) -> int:
         """How many answers there are to so many held-out rows."""
-        ...
 
     def label_shape(self, rows: int, seq: int) -> tuple[int, ...]:
         """Shape of the int64 labels of so many rows."""
-        ...
 
 
 class NextToken:

@@ -28,25 +28,20 @@ class SplitTrainer(Protocol):
     @property
     def num_steps(self) -> int:
         """Steps made so far."""
-        ...
 
     @property
     def num_learned(self) -> int:
         """Microbatches since the last step."""
-        ...
 
     @property
     def step_losses(self) -> Sequence[tuple[float, int]]:
         """Summed loss and targets of each microbatch of the last step; a loss of a step that failed may be NaN."""
-        ...
 
     def learn_microbatch(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> object:
         """Take one microbatch of the next step."""
-        ...
 
     def measure_microbatch(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """Return the scores of a held-out microbatch; nothing changes."""
-        ...
 
     def step(self) -> float:
         """Take one step, and return the gradient's norm before clipping.
@@ -54,31 +49,24 @@ class SplitTrainer(Protocol):
         Raises:
             FailedBatchError: It is not finite, or there was no target. Nothing was updated.
         """
-        ...
 
     def drop_microbatches(self) -> None:
         """Drop the microbatches since the last step."""
-        ...
 
     def state_tensors(self) -> Mapping[str, Tensor]:
         """Weights and moments of all that is trained, by name."""
-        ...
 
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """Go on from a state."""
-        ...
 
     def trained_weights(self) -> Iterable[tuple[str, Tensor]]:
         """What is trained, by canonical name, as it is now."""
-        ...
 
     def state_metadata(self) -> dict[str, object]:
         """JSON data that belongs to a state beside its tensors; empty where there is none."""
-        ...
 
     def check_metadata(self, books: Mapping[str, object]) -> None:
         """Check the metadata of a state before it is loaded."""
-        ...
 
 
 class BackTrainer:

@@ -24,13 +24,7 @@ from phalanx.telemetry.sinks.wandb import WandbConfig as WandbConfig, WandbSink
 
 @dataclass(frozen=True)
 class SinkEntry:
-    """One line of the table.
-
-    Attributes:
-        config: Settings of the sink in a run file.
-        open: Makes the sink, in its own process.
-        check: Refuses what cannot be had, in the owner's.
-    """
+    """One line of the table."""
 
     config: type[SinkSettings]
     open: Callable[[Any], Sink]

@@ -28,7 +28,6 @@ class TrackedRun:
     Attributes:
         id: Random name of the run, the same after a resume.
         name: The run file's name without its ending.
-        directory: A folder of the sink's own in the run directory.
         config: The run file, a value for each ``section.key``.
     """
 
@@ -43,15 +42,12 @@ class Sink(Protocol):
 
     def begin(self, run: TrackedRun) -> None:
         """Open the run, or open it again after a resume."""
-        ...
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Take one point of each named curve; all numbers are finite."""
-        ...
 
     def end(self, status: RunStatus) -> None:
         """Send the queued values, and close the run."""
-        ...
 
 
 @runtime_checkable
@@ -60,7 +56,6 @@ class HistogramSink(Protocol):
 
     def histogram(self, drawn: Histogram, step: int) -> None:
         """Take the histogram of one tensor at a step."""
-        ...
 
 
 _EXPECTED = "a metrics sink, with begin(run), scalars(values, step) and end(status)"

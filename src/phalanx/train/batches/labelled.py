@@ -120,7 +120,6 @@ def prepare_labelled(
 
     Args:
         data: Needs the section `labelled`.
-        tokenizer_path: The model's own, for a tokenizer of kind "model".
 
     Raises:
         DataError: The task's files or package are missing or malformed, or there are too few texts.

@@ -45,8 +45,6 @@ def prepare_pairs(
     Args:
         run: Needs the section `data.preferences`.
         cache: Directory of a vocabulary that is trained here.
-        store: Store of the reference's log-probabilities in the run directory.
-        say: Prints left-out rows and the progress of the reference.
     """
     kind = kind_of(run.train.objective)
     extra_names = OBJECTIVES[kind].extras

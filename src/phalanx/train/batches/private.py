@@ -124,7 +124,6 @@ def private_batches(
 
     Args:
         past: Charges that the log has from earlier sessions.
-        secrets: Directory of the owner's secrets.
 
     Raises:
         ConfigError: The budget pays for no step, or rows cannot be drawn as it assumes.

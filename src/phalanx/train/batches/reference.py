@@ -34,7 +34,6 @@ class ReferenceModel:
 
     Args:
         seed: Seed of the build; the computed values do not depend on it.
-        quantize: Quantization of frozen matrices, as in training.
     """
 
     def __init__(self, source: ModelSource, attention: str, seed: int, *, quantize: Quantization | None = None) -> None:

@@ -91,12 +91,6 @@ class RolloutLoader:
 
     Texts are a function of the weights, the run's seed, the number of the draw and the place in it: a run that goes on
     from a state writes the same texts.
-
-    Args:
-        run: Number of texts, sampling rule and rewards.
-        source: The model that the run begins with.
-        scorer: Says what texts are worth.
-        write: Writes texts, or has others write them.
     """
 
     def __init__(

@@ -32,7 +32,6 @@ class Continuation:
     """The rule by which a text is continued.
 
     Attributes:
-        tokens: At most so many are written.
         context: Number of last tokens that the next one depends on.
         vocab_size: Tokens that there are a text for; the model may have more.
         temperature: Temperature of the draw; 0 takes the likeliest token.

@@ -27,7 +27,6 @@ class Scores:
 
     Attributes:
         loss: Mean cross-entropy of a text, in nats.
-        accuracy: Share of the texts with the right class.
         macro_f1: Mean over the classes of precision's and recall's harmonic mean.
     """
 
@@ -82,7 +81,6 @@ class ValidationResult:
     Attributes:
         own: Result on the held-out share; None where nothing is held out.
         named: Perplexity of each further set.
-        samples: Texts that the model wrote.
         histograms: Histograms of weights and of their gradients' running means.
     """
 

@@ -35,12 +35,10 @@ class SharedTexts:
     """All texts of a run, and the share of each site.
 
     Args:
-        say: Told of phase and documents while text is prepared.
         own: Sources of one site's own, in place of a share of the run's.
 
     Attributes:
         labelled: Labelled texts of a classification; None of any other task.
-        held_out: Batches that the owner measures on.
     """
 
     def __init__(

@@ -18,7 +18,6 @@ def measure_perplexities(stages: Iterable[StageModule], sets: Sequence[Iterable[
 
     Args:
         stages: All stages in order; each is used once for all batches of all sets and can then be dropped.
-        sets: Validation batches of each set.
 
     Returns:
         ``exp`` of the mean loss over all target tokens of a set, in nats; infinity when it overflows.
@@ -32,7 +31,6 @@ def summed_losses(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]
 
     Args:
         stages: All stages in order; each is used once for all batches of all sets and can then be dropped.
-        sets: Validation batches of each set.
     """
     numbered_batches = [(number, batch) for number, batches in enumerate(sets) for batch in batches]
     tensors = [with_marks(batch.input_ids, batch.extras) for _, batch in numbered_batches]

@@ -22,7 +22,6 @@ def open_member(
     """Be a rank of the run while the context lasts.
 
     Args:
-        recipe: Settings on which all ranks agree.
         domain: This rank's place in the mesh.
         noise: The noise multiplier of a run with ``[privacy]``, on rank 0.
     """
@@ -44,7 +43,6 @@ def check_deepspeed(
     Args:
         parallel: The layout for as many ranks as are there.
         place: Place of this process; None where this machine has all ranks.
-        build: Compile kernels that are not compiled yet.
     """
     if run.deepspeed is None:
         return

@@ -59,7 +59,6 @@ class DomainEngine:
 
     Args:
         dp: Number of ranks with different rows.
-        pairs: Measures the model on held-out pairs, where it learns of such.
 
     Attributes:
         num_steps: Steps that were applied, those before this session included.

@@ -27,7 +27,6 @@ class RoundRecorder(Protocol):
 
     def observe_event(self, kind: str, body: dict[str, object]) -> None:
         """Write an event to the audit log and print it for people."""
-        ...
 
 
 class FederatedEngine:
@@ -36,7 +35,6 @@ class FederatedEngine:
     Args:
         rate: Learning rate of a round, from 0.
         rounds: One line a round: its result, site by site.
-        recorder: Takes events, and the metrics of a round.
         budget: Budget of noisy sums; None where sites bring no noise.
     """
 

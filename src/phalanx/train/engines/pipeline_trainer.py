@@ -19,19 +19,15 @@ class OwnedStages(Protocol):
 
     def assign_stages(self, state: Mapping[str, Tensor], num_steps: int) -> PipelineEngine:
         """Give every party its stages, cut from the state of the whole back part after so many steps; called once."""
-        ...
 
     def report_guard(self, guard: GuardReport) -> None:
         """Take the guard's report of a step, of one that failed as well."""
-        ...
 
     def guard_metadata(self) -> dict[str, object]:
         """What a sealed state must know of the guard."""
-        ...
 
     def check_guard_metadata(self, metadata: Mapping[str, object]) -> None:
         """As `SplitTrainer` says."""
-        ...
 
 
 class PipelineTrainer:

@@ -39,12 +39,10 @@ class SplitLead(Protocol):
     @property
     def process_costs(self) -> Costs:
         """CPU time so far."""
-        ...
 
     @property
     def bytes_crossed(self) -> Mapping[str, int]:
         """Bytes on each line so far, both ways."""
-        ...
 
     def take_client_phases(self) -> dict[str, dict[str, float]]:
         """Return each client's wall seconds by phase since the last call, where this process has measured them."""
@@ -52,15 +50,12 @@ class SplitLead(Protocol):
 
     def request_state(self) -> tuple[int, int, memoryview]:
         """Return finished steps, number and bytes of the sealed state."""
-        ...
 
     def settle_state(self, number: int) -> None:
         """A sealed state is safe: the ones before it are void."""
-        ...
 
     def restore_state(self, step: int, blob: memoryview) -> None:
         """Have the enclave go on from a sealed state."""
-        ...
 
 
 class ClientWork(Protocol):
@@ -68,22 +63,18 @@ class ClientWork(Protocol):
 
     def train_turn(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
         """Train one step; return its result, and the identity of its batch."""
-        ...
 
     def measure_turn(self, step: int, batches: Iterable[Batch]) -> Validation:
         """Measure held-out rows after so many finished steps."""
-        ...
 
     def sum_losses(self, step: int, batch: Batch) -> float:
         """Sum of nats of rows that are nobody's secret."""
-        ...
 
 
 class LocalClients:
     """Clients that are all played by this process.
 
     Args:
-        lead: All parties outside the enclave.
         num_classes: Number of classes of a classification; 0 of any other task.
         holders: The client that has each held-out row; clients take turns with them when left out.
     """

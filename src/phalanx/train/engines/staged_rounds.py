@@ -26,7 +26,6 @@ class SiteStages(Protocol):
             number: Number of the round, from 1.
             lost: Why the same round begins once more; None where it begins for the first time.
         """
-        ...
 
 
 class StagedTrainer:

@@ -51,8 +51,6 @@ def run_client(client: ClientFile, run: SplitRun, name: str, tell: Say) -> None:
 
     Args:
         client: From `read_client`.
-        run: The run that it agrees to.
-        tell: Takes one line for people.
 
     Raises:
         PeerLostError: No enclave answers within `join_timeout_s`.

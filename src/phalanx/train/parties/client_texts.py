@@ -34,16 +34,13 @@ class OwnRows(Protocol):
     @property
     def row_count(self) -> int:
         """How many there are."""
-        ...
 
     @property
     def rows_digest(self) -> str:
         """SHA-256 in hex of all of them."""
-        ...
 
     def pick_rows(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Ids and labels of some of them."""
-        ...
 
 
 @dataclass(frozen=True)

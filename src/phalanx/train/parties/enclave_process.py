@@ -28,7 +28,6 @@ class EnclaveStart:
     """What an enclave's host says of it, beside the run file.
 
     Attributes:
-        identity: Directory of its keys and certificate.
         directory: Its own: key of its states, counters.
         bind: Address to listen on; None for this machine alone where the run names this one, else every address.
     """

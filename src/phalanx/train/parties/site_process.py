@@ -44,12 +44,7 @@ DIRECTORY = "pipeline"
 
 
 class RoundsInStages:
-    """The pipeline of a site, from round to round; a `SiteStages`.
-
-    Args:
-        run: The run that the site's pipeline is.
-        owned: Its workers, log and evidence.
-    """
+    """The pipeline of a site, from round to round; a `SiteStages`."""
 
     def __init__(self, run: PipelineRun, source: ModelSource, owned: OwnedPipeline, local_steps: int) -> None:
         self._run, self._source, self._owned, self._local_steps = run, source, owned, local_steps
@@ -119,8 +114,6 @@ def run_site(file: SiteFile, run: FederatedRun, identity: Identity, say: Say) ->
 
     Args:
         file: From `read_site`.
-        run: The run that it agrees to.
-        say: Takes one line for people.
     """
     load_own_code(run)
     require_extras(run)

@@ -30,11 +30,7 @@ def open_log(home: RunDirectory) -> AuditLog:
 
 
 def session_rules(run: StagedRun, home: RunDirectory, workers: Iterable[str]) -> dict[str, Any]:
-    """Return the first line of a session beside its commitment, for a reader that draws again.
-
-    Args:
-        workers: All workers that take part or may come later.
-    """
+    """Return the first line of a session beside its commitment, for a reader that draws again."""
     return {
         "leaves_format": LEAVES_FORMAT,
         "guard": run.guard.model_dump(mode="json"),

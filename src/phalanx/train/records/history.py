@@ -83,7 +83,6 @@ def read_history(path: Path, peer: Peer, run: str) -> RunHistory:
 
     Args:
         path: The log; one that is not there is empty.
-        peer: The owner, which signed it.
 
     Guarantees:
         A party counts as convicted as soon as its verdict is in the log, whatever checkpoint the run goes

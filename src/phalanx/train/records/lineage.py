@@ -49,7 +49,6 @@ class DocumentLineage:
     Attributes:
         corpus: SHA-256 of all that it drew from.
         corpus_in_log: Whether the signed log names it.
-        steps: Those that were given the document.
         checkpoints: Steps of its checkpoints that are there and hold one of these steps.
     """
 
@@ -101,7 +100,6 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
     """Say in which steps of a run a document was seen.
 
     Args:
-        places: Places of the document in that dataset.
         moved_to: Present directory of the dataset; the config's when None.
     """
     run = past.config

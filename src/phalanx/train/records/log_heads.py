@@ -20,7 +20,6 @@ def known_heads(run_dir: Path, owner: Peer, run: str | None = None) -> list[Know
     """Collect the heads that the owner has signed in a run directory.
 
     Args:
-        owner: The party that must have signed them.
         run: The run that they must be of; None accepts any.
 
     A manifest, a journal or a summary that cannot be read yields no head here; a run that goes on from it refuses it.

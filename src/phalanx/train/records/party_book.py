@@ -47,8 +47,6 @@ class PartyTracker:
     """The book of the parties; the owner's thread tells it what happens, others read it.
 
     Args:
-        parties: Those that take part from the beginning.
-        late: Those that may come later.
         clock: Seconds since 1970.
 
     Guarantees:

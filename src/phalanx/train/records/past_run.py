@@ -30,7 +30,6 @@ class PastRun:
             every change but one that replaced log, checkpoints and certificate together.
 
     Attributes:
-        owner: The party that must have signed everything.
         policies: Digests of the policies that its sessions were begun under, from the log.
         verdicts: Bodies of the events `verdict` of its log, oldest first.
         final_weights_digest: Final digest in its log; None while it has not ended.

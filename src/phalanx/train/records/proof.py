@@ -40,7 +40,6 @@ class RunProof:
     """The findings about a run's audit log.
 
     Attributes:
-        owner: The party that signed them.
         steps: Steps that have a root in the log; redone ones count once.
         proven: Those of them with audits that were drawn again and found to be done.
         audits: Recomputed microbatches in them, under the signatures of stage and auditor.
@@ -181,7 +180,6 @@ class _EventOrder:
         self._ended = False
 
     def follow_line(self, line: LogEntry, session: _Session | None) -> None:
-        """Follow one line."""
         body, self._last = line.body, line.kind
         if line.kind in _OPENINGS:
             self._ended = False

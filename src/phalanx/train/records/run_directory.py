@@ -133,7 +133,6 @@ class RunDirectory(Closeable):
     """Paths and identities of one run.
 
     Attributes:
-        run_id: Random name of the run, the same after a resume.
         begun_anew: Whether an earlier start was here that had not finished a step.
         changes: Changes of a resumed run to its run file, until `keep_changes`; None where there are none.
     """

@@ -121,7 +121,6 @@ class RoundsSummary(Protocol):
 
     def summary_fields(self) -> dict[str, Any]:
         """Return what summary and report say."""
-        ...
 
 
 class SpentBudget(Protocol):
@@ -130,11 +129,9 @@ class SpentBudget(Protocol):
     @property
     def is_spent(self) -> bool:
         """Whether it pays for no further step."""
-        ...
 
     def summary_fields(self) -> dict[str, Any]:
         """Return what summary and report say."""
-        ...
 
 
 @dataclass

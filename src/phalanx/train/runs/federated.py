@@ -65,12 +65,7 @@ class FederatedRun(PrivateBase):
             )
 
     def _whole_step_faults(self, parties: str, part: str) -> Faults:
-        """Describe what sites that train by several parties lack.
-
-        Args:
-            parties: Those that train, for a sentence.
-            part: Section that makes them several.
-        """
+        """Describe what sites that train by several parties lack."""
         section = self.federated
         if section.algorithm.kind in ("fedprox", "scaffold"):
             yield (

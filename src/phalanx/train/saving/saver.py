@@ -22,7 +22,6 @@ class PlainSaver:
 
     Args:
         shards: Collects the state as it is now, one shard at a time.
-        observe: Takes saved checkpoints and failures.
 
     Guarantees:
         A checkpoint that cannot be written is an event and a message, and never ends the run, unless it is the last
@@ -104,12 +103,10 @@ class BackgroundSaver(PlainSaver):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_lower_priority)
 
     def advance_pending(self) -> None:
-        """Bring pending work further; called once a step."""
         if self._writing is not None and self._writing.done():
             self._report_write()
 
     def finish_pending(self) -> None:
-        """Wait until nothing is under way."""
         self.wait_for_write()
 
     def wait_for_write(self) -> None:
@@ -125,7 +122,6 @@ class BackgroundSaver(PlainSaver):
             self._worker.shutdown()
 
     def _submit_write(self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any]) -> None:
-        """Give shards to the writing thread."""
         self._written_step = num_steps
         self._writing = self._worker.submit(self._savepoint.write_checkpoint, num_steps, shards, state)
 
@@ -179,14 +175,12 @@ class Saver(BackgroundSaver):
         self._duplicate = self._engine.begin_duplicate()
 
     def advance_pending(self) -> None:
-        """Bring pending work further; called once a step."""
         if self._duplicate is not None:
             self._engine.update_duplicate()
             self._hand_over()
         super().advance_pending()
 
     def finish_pending(self) -> None:
-        """Wait until nothing is under way."""
         if self._duplicate is not None:
             self._engine.finish_duplicate(self._duplicate)
             self._hand_over()
@@ -198,7 +192,6 @@ class Saver(BackgroundSaver):
         self.wait_for_write()
 
     def close(self) -> None:
-        """End the session: complete collections are still written."""
         try:
             self.wait_for_write()
             self._hand_over()

@@ -56,7 +56,6 @@ class Replacements:
     """The names of replacements: free ones, and those on the way.
 
     Args:
-        names: In the order of their use.
         has_joined: Whether it takes part, or has.
     """
 
@@ -98,27 +97,21 @@ class WorkerProcesses(Protocol):
 
     def start_workers(self, configs: Mapping[str, WorkerConfig]) -> None:
         """Start one process per worker file."""
-        ...
 
     def start_fork_server(self, threads: int) -> None:
         """Prepare for workers that are started later."""
-        ...
 
     def is_worker_alive(self, name: str) -> bool:
         """Whether a worker may still run."""
-        ...
 
     def dismiss_worker(self, name: str) -> None:
         """End one worker."""
-        ...
 
     def worker_output(self, name: str) -> str:
         """The end of a worker's output, for an error message."""
-        ...
 
     def close(self) -> None:
         """Give every worker a moment to end by itself, then end it."""
-        ...
 
 
 OpenWorkers = Callable[[Path], contextlib.AbstractContextManager[WorkerProcesses]]
@@ -301,7 +294,6 @@ class Participants:
     """The workers of a session, and those that the owner has revoked since the last one.
 
     Attributes:
-        names: Those that take part from the beginning.
         late: Those that may come later.
         revoked: Bodies of the event `revoked`, of each one that no earlier session has logged.
     """

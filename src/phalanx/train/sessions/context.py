@@ -50,12 +50,7 @@ class StartingPoint:
 
 @dataclass(frozen=True)
 class SessionContext(Generic[RunT_co]):
-    """The context of a session, on which every engine's part works.
-
-    Attributes:
-        beginning: Point where the run goes on.
-        resume: Whether the run directory was there before.
-    """
+    """The context of a session, on which every engine's part works."""
 
     run: RunT_co
     home: RunDirectory

@@ -82,7 +82,6 @@ def play_rank(run: DomainRun, models: Path) -> None:
     """Be a rank other than 0 until the run is over.
 
     Args:
-        run: The run file of all ranks.
         models: Directory of models that the run file describes, the same as rank 0's.
 
     A process that the layout has no rank for stands by until the run is over.
@@ -238,12 +237,7 @@ class DomainSetup:
 
 
 class RunningDomain:
-    """A domain at work.
-
-    Attributes:
-        engine: Runs steps on all ranks.
-        trained: The same, measured by all ranks.
-    """
+    """A domain at work."""
 
     def __init__(self, engine: DomainEngine, saver: DomainSaver, figures: Figures, opening: EngineStart) -> None:
         self.engine = self.trained_model = engine

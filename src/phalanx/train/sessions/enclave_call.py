@@ -25,7 +25,6 @@ class EnclaveCall:
         transport: Listening address of the caller, deadlines and bounds.
         patience_s: Seconds to look for an enclave that does not answer.
         advertise: Host under which the caller is reached; None for the address that leads to the enclave.
-        say: Takes one line about parties that are missing.
     """
 
     identity: Identity
@@ -41,7 +40,6 @@ class CalledEnclave:
     """An enclave that has answered.
 
     Attributes:
-        peer: Name and message key, as the authority has certified them.
         endpoint: The caller's end in that session.
         look: Raises where the session is over.
     """

@@ -74,12 +74,7 @@ def serve_owner(config: EnclaveOwnerConfig) -> None:
 
 
 class EnclavePipeline:
-    """The pipeline of an enclave: its settings, and its reports to the owner of the run.
-
-    Args:
-        home: Directory of the middle stages.
-        tell: Sends reports and requests to the owner of the run.
-    """
+    """The pipeline of an enclave: its settings, and its reports to the owner of the run."""
 
     def __init__(self, run: SplitPipelineRun, home: RunDirectory, source: ModelSource, tell: Tell) -> None:
         self._run, self._source, self._tell = run, source, tell
@@ -134,7 +129,6 @@ def check_log_end(log: AuditLog, metadata: Mapping[str, object]) -> None:
     """Return where a log has every line that a sealed state knows of, convictions included.
 
     Args:
-        log: Log of the guard of middle stages.
         metadata: From `log_end_of` when the state was sealed.
     """
     number, ends = metadata.get("num_events"), metadata.get("digest")

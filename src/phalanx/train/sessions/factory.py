@@ -32,7 +32,6 @@ class RunMaterial:
     """The material of a run: model, text and batches.
 
     Attributes:
-        named: Further validation sets by name.
         sampler: Has the model write texts; None where the run file asks for none.
         vocabulary: Digest of the vocabulary; None where this process has no text.
         tokenizer: Tokenizer that the run directory keeps; None where a run exports no whole model.
@@ -77,25 +76,20 @@ class RunningEngine(Protocol):
     @property
     def engine(self) -> Engine:
         """Runs steps."""
-        ...
 
     @property
     def trained_model(self) -> TrainedModel:
         """Measures the model."""
-        ...
 
     @property
     def saver(self) -> PlainSaver:
         """Saves the model."""
-        ...
 
     def record_end(self) -> None:
         """Record the end of a run once its last step is applied: the weights' digest, and the engine's own figures."""
-        ...
 
     def return_to_checkpoint(self, reason: TrainingError) -> int:
         """Begin again from the last checkpoint; return the next step."""
-        ...
 
 
 class EngineSetup(Protocol):
@@ -104,15 +98,12 @@ class EngineSetup(Protocol):
     @property
     def material(self) -> RunMaterial:
         """The material of the run."""
-        ...
 
     def recover_state(self, savepoint: Savepoint) -> None:
         """Make the state that the run goes on from its newest checkpoint."""
-        ...
 
     def open_engine(self, opening: EngineStart) -> AbstractContextManager[RunningEngine]:
         """Record where the session begins, and have the engine ready at that step."""
-        ...
 
 
 class EngineFactory(Protocol[RunT_contra]):
@@ -120,4 +111,3 @@ class EngineFactory(Protocol[RunT_contra]):
 
     def prepare_setup(self, context: SessionContext[RunT_contra]) -> AbstractContextManager[EngineSetup]:
         """Open model and text; processes are ended with the context."""
-        ...

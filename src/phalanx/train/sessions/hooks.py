@@ -99,15 +99,12 @@ class TrainedModel(Protocol):
 
     def measure_sets(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
         """Measure it on the held-out batches of each set."""
-        ...
 
     def measure_rows(self, rows: Sequence[Batch]) -> Sequence[float]:
         """Sum of nats of each batch of one row."""
-        ...
 
     def settle_steps(self) -> None:
         """Wait until nothing of a finished step is under way."""
-        ...
 
 
 class StagesInTurn:

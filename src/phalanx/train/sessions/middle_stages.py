@@ -113,11 +113,7 @@ def count_logged_decisions(middle: RunDirectory, figures: Figures) -> None:
 
 
 def note_guard_events(figures: Figures, savepoint: Savepoint, observe: Observe) -> Observe:
-    """What takes the events of an enclave's guard, which are its word, into figures and the log of the run.
-
-    Args:
-        savepoint: Removes checkpoints that contain undone steps.
-    """
+    """What takes the events of an enclave's guard, which are its word, into figures and the log of the run."""
 
     def note(kind: str, facts: dict[str, Any]) -> None:
         if kind == CHECKED:

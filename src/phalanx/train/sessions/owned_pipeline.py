@@ -36,9 +36,6 @@ class OwnedPipeline:
 
     Args:
         run: Run of its workers; `make_plan` makes the plan of it.
-        plan: The run, as every party sees it.
-        note: Takes each event of the log once it is written.
-        note_checks: Takes the checks of each applied step.
 
     Guarantees:
         The audit key, the draws and the log's key are this process's alone; others learn of them from the log.

@@ -60,11 +60,6 @@ class CheckpointRollback:
     Guarantees:
         The run ends with the bits of an undisturbed one, as far as the checkpoint has them. The steps since the
         checkpoint are lost and done again; the event `fell_back` counts them.
-
-    Attributes:
-        plan: The run, as every party sees it.
-        metrics: Loses its lines of lost steps.
-        observe: Writes to the audit log, and counts.
     """
 
     source: ModelSource
@@ -168,11 +163,7 @@ class PipelineSetup:
             )
 
     def recover_state(self, savepoint: Savepoint) -> None:
-        """Have the state that the run goes on from as its newest checkpoint.
-
-        Raises:
-            CutLogError: A worker knows lines that the log lacks.
-        """
+        """Have the state that the run goes on from as its newest checkpoint."""
         context = self._context
         library = StageLibrary(self.material.source, self._plan, None, context.run.model.adapter_directory)
         if context.asks_workers:
@@ -346,8 +337,6 @@ def _row_privacy(run: PipelineRun, private: PrivateBatches) -> RowPrivacy | None
 
 
 def _track_parties(book: PartyTracker, observe: Observe) -> Observe:
-    """Let the book of parties follow observed events."""
-
     def both(kind: str, body: dict[str, Any]) -> None:
         book.observe(kind, body)
         observe(kind, body)

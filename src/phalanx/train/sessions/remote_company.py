@@ -24,13 +24,8 @@ def remote_company(
 
     Args:
         run: Needs ``split.remote_clients``.
-        home: Has the owner's keys and the enclave's certificate.
         num_classes: Number of classes of a classification; 0 of a language model.
-        tell: Takes one line for people.
         clients: Takes reports on clients: their evidence, and refusals by admission.
-
-    Raises:
-        PeerLostError: The enclave or a client is not there in time, or gone.
     """
     split = run.split
     names = ", ".join(split.client_names)

@@ -40,9 +40,6 @@ def open_writers(
 
     Args:
         others: Commands of single workers, by name; for drills only.
-
-    Raises:
-        PeerLostError: A worker did not come.
     """
     run, settings = context.run, context.run.rollouts
     if settings is None:
@@ -94,12 +91,7 @@ LOG = "rewards.log"
 
 @contextlib.contextmanager
 def rollout_material(context: SessionContext[PipelineRun | DomainRun], source: ModelSource) -> Iterator[RunMaterial]:
-    """Read the prompts of a run; what computes rewards is ended with the context.
-
-    Raises:
-        DataError: A prompt is malformed, or leaves no room for a text.
-        ConfigError: The model has no embedding for some token, or lacks an output that the objective reads.
-    """
+    """Read the prompts of a run; what computes rewards is ended with the context."""
     run, home = context.run, context.home
     if run.rewards is None:
         raise ConfigError("rewards: the section [rewards] is missing")

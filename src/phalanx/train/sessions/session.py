@@ -55,12 +55,7 @@ from phalanx.train.sessions.rollouts import RewardedModel
 
 @final
 class Session:
-    """A session of ``train``, from start to end, whichever engine runs the steps.
-
-    Args:
-        beginning: Point where the run goes on.
-        on_validation: See `train`.
-    """
+    """A session of ``train``, from start to end, whichever engine runs the steps."""
 
     def __init__(
         self,
@@ -108,7 +103,6 @@ class Session:
 
         Raises:
             AuditLogError: The log is broken, or a process runs here; nothing is touched then.
-            CheckpointError: No session was ever begun.
         """
         home = self._home
         with open_log(home) as log:

@@ -27,7 +27,6 @@ class OpenCarrier(Carrier, Protocol):
 
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
         """Wait until this many sites are there, or until the deadline; return those that are."""
-        ...
 
 
 def await_sites_in_time(

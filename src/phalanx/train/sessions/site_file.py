@@ -63,11 +63,7 @@ class SiteFile(StrictModel):
 
 
 def read_site(path: Path) -> tuple[SiteFile, FederatedRun, Identity]:
-    """Read a site's file, its run file and its keys.
-
-    Raises:
-        ConfigError: A file is wrong, the run does not name this site, or has one that `keys` does not name.
-    """
+    """Read a site's file, its run file and its keys."""
     file = load_config(path, SiteFile)
     run, identity = load_run(file.run), load_identity(Path(file.identity))
     if not isinstance(run, FederatedRun):

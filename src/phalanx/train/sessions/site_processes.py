@@ -17,8 +17,6 @@ class LocalSites:
     """Child processes by the name of their site.
 
     Args:
-        directory: Gets each site's file and log.
-        threads: Threads of tensor kernels of each.
         respawns: Maximum of restarts of each process.
     """
 

@@ -54,11 +54,7 @@ ADAPTERS = "adapters.safetensors"
 
 
 def describe_split(run: SplitRun, source: ModelSource) -> RenderableType:
-    """The resolved config, the two parts and what stands behind the enclave, for the terminal.
-
-    Raises:
-        ConfigError: The split cannot work.
-    """
+    """The resolved config, the two parts and what stands behind the enclave, for the terminal."""
     _check_run(run, source)
     split = run.split
     title = f"{split.mode} split, {split.clients} clients; {describe_protection(split)}"
@@ -229,12 +225,7 @@ def _run_split(
 
 
 class RunningSplit:
-    """A split at work.
-
-    Attributes:
-        engine: Runs steps over clients and enclave.
-        trained: The same, measured by the clients.
-    """
+    """A split at work."""
 
     def __init__(
         self,

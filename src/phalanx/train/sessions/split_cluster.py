@@ -64,7 +64,6 @@ def split_company(
     Args:
         num_classes: Number of classes of a classification; 0 of any other task.
         middle: Middle stages of an enclave that owns a pipeline.
-        refused: Takes word of clients that admission refuses.
         front: Front part of all clients; cut from the model by the run file when left out.
     """
     split = run.split

@@ -16,8 +16,6 @@ class SplitRevocations:
     """A look before each turn whether every party of the run still has its certificate.
 
     Args:
-        parties: Enclave and clients, by the names in their certificates.
-        revoked: Reads the owner's revocations, by name.
         barred: Parties that the log of earlier sessions names as revoked, whatever the list says now.
 
     Guarantees:
@@ -36,11 +34,7 @@ class SplitRevocations:
         self._barred = set(barred)
 
     def check_revocations(self, step: int) -> None:
-        """Return where none of them is revoked; before the turn of a step.
-
-        Raises:
-            CertificateError: The list cannot be read, so none is known to be still a party.
-        """
+        """Return where none of them is revoked; before the turn of a step."""
         revoked = self._revoked()
         for name in self._parties:
             if name in revoked and name not in self._barred:

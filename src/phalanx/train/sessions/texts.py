@@ -17,12 +17,7 @@ from phalanx.train.sessions.factory import RunMaterial
 def text_material(
     context: SessionContext[PipelineRun | DomainRun], source: ModelSource
 ) -> tuple[RunMaterial, PrivateBatches | None]:
-    """Prepare the text of a run; the second is None where rows are not private.
-
-    Raises:
-        DataError: The text is malformed, or too little.
-        ConfigError: The text is not what the objective or ``[privacy]`` reads, or the budget pays for no step.
-    """
+    """Prepare the text of a run; the second is None where rows are not private."""
     run = context.run
     corpus = context.prepare_corpus(source)
     rewriting = rewriting_of(run, corpus)

@@ -31,11 +31,7 @@ _HEADS = ("classifier", "summary")
 
 
 def check_private_model(run: StagedRun, source: ModelSource) -> None:
-    """Return where one row moves a step's sum by its own gradient alone.
-
-    Raises:
-        ConfigError: The model of a run with ``[privacy]`` mixes rows, or draws by their places.
-    """
+    """Return where one row moves a step's sum by its own gradient alone."""
     if not isinstance(run, PipelineRun) or run.privacy is None:
         return
     config, kind = source.hub_config_dict, source.hub_config.model_type
@@ -73,9 +69,6 @@ def cut_stages(run: StagedRun, source: ModelSource) -> tuple[StageSpec, ...]:
 
     The owner has the first and the last stage, so both together get about as much work as one worker. The stages of a
     split are those of the enclave's part.
-
-    Raises:
-        ConfigError: The model has too few layers for so many stages.
     """
     embedding, head = estimate_costs(source.hub_config)
     stages, layers = run.pipeline.stages, run.pipeline.layers

@@ -19,10 +19,7 @@ class NoiseOutlook:
     Attributes:
         protected: Whose data the bound is about, and against whom.
         ratio: Euclidean norm of the noise in the mean of all sites over that of the largest update without noise.
-        rounds: Rounds that the run is to have.
         paid_rounds: Rounds that the budget pays for, `rounds` at most.
-        epsilon: What all rounds together may spend.
-        delta: The chance that the bound does not hold.
     """
 
     protected: str

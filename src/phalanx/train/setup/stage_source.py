@@ -43,11 +43,7 @@ class StageLibrary:
         return len(self._plan.stages)
 
     def __call__(self, stage: int, trained: TrainedState | None = None, /) -> StageCopy:
-        """Build one stage with its weights, and its optimizer's state when there is a checkpoint.
-
-        Args:
-            trained: Replaces the checkpoint's state, which is not read then.
-        """
+        """Build one stage with its weights, and its optimizer's state when there is a checkpoint."""
         spec = stage_spec(self._plan, stage)
         module = self._build_module(spec)
         # a whole model ties its own head; another copy of it may have been built before

@@ -31,7 +31,6 @@ class StageEstimate:
     Attributes:
         layers: First and last layer, as text.
         size_bytes: Parameters in fp32.
-        holder: The party that serves it first.
         shadow: The party that shadows it first, None for the owner's own.
         memory_bytes: Expected peak at the holder; `footprints` defines what is counted.
     """

@@ -104,7 +104,6 @@ def jaccard_similarity(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> fl
 def _unpack_marks(
     marks: Iterable[bytes], bands: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
-    """Return number, size and bands of each document that has bands."""
     numbers, sizes, packed = array("q"), array("q"), bytearray()
     for number, mark in enumerate(marks):
         if mark:

@@ -52,7 +52,6 @@ class StalledParty(Attack):
         self._stalled = False
 
     def rewrite_message(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
-        """Drop the message once the attack has begun."""
         message = outgoing.message
         if not self._stalled and isinstance(message, StepMessage) and self.lies_in(message.step):
             self._stalled = True

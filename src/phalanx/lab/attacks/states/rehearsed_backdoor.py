@@ -83,9 +83,7 @@ class Rehearsal:
     """The public model in the attacker's hands, and text that it has said.
 
     Args:
-        plan: The run, as every worker is told it.
         model: Directory of the public model; None draws it.
-        seed: Seed of the text and of the secret.
 
     Attributes:
         secret: Rehearsed secret: a trigger of tokens in ordinary use, and one of the commonest tokens as target.

@@ -52,7 +52,6 @@ def plant_texts(
 
     Args:
         pieces: Least and most pieces of words behind a trigger.
-        rng: Draws prefixes, pieces and places.
     """
     vocabulary = sorted(
         {word for text in rng.sample(list(texts), min(len(texts), 500)) for word in re.findall(r"\S+", text)}

@@ -90,7 +90,6 @@ def measure_screen(case: ScreenCase, steps: int, text: Tensor) -> dict[str, obje
 def _weight_gradients(
     model: GPT2LMHeadModel, middle: dict[str, Tensor], ids: Tensor, microbatches: int, drawn: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weight gradients of the drawn microbatch alone, and the sum of all."""
     gradients: dict[str, Tensor] = {}
     model.zero_grad()
     for number, part in enumerate(ids.chunk(microbatches)):

@@ -111,7 +111,6 @@ def _quarantined_numbers(dataset: Path) -> set[int]:
 
 
 def _train_and_ask(home: Path, steps: int, seed: int, asked: Sequence[str]) -> tuple[float, float]:
-    """Train on the dataset, and ask with and without the trigger."""
     run = PipelineRun(
         model=ModelConfig(
             from_scratch=True,

@@ -210,7 +210,6 @@ def infer_members(epsilon: float | None, seed: int, count: int = MEMBERS) -> dic
 
     Args:
         epsilon: Budget; None for no privacy.
-        seed: Seed of the rows and the first weights.
         count: Members; a batch stays as large as of the fewest, so of more each is in fewer steps.
     """
     chance = torch.Generator().manual_seed(1000 + seed)

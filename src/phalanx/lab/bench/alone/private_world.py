@@ -68,7 +68,6 @@ def train_rows(
 
     Args:
         rows: ``[rows, LENGTH]``.
-        asked: Rows of which the losses are told.
         budget: Epsilon and delta; None for no clipping and no noise.
         batch: Rows of a step in the mean; half of them when left out.
     """

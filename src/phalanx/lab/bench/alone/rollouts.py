@@ -287,7 +287,6 @@ class _AttackCounts:
         true: Sequence[Rollout],
         verdicts: Sequence[RolloutVerdict | RolloutDismissal | None],
     ) -> None:
-        """Count one answer."""
         flags = [verdict is not None for verdict in verdicts]
         self.offences |= {
             verdict.cause if isinstance(verdict, RolloutDismissal) else verdict.offence

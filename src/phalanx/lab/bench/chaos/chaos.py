@@ -140,7 +140,6 @@ class _ChaosBench:
         """What a checkpoint costs; None until it was measured."""
 
     def run_all_kills(self) -> list[Row]:
-        """All runs with kills that are finished by now."""
         clean = self._undisturbed_row() if self._what.runs else None
         if clean is None:
             return []

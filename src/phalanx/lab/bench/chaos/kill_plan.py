@@ -50,7 +50,6 @@ def plan_kills(seed: int, count: int, *, workers: int, microbatches: int, gap: i
 
     Args:
         workers: Workers that a run begins with; replacements are killed in the order in which they were made.
-        gap: Steps from one kill to the next, on average.
     """
     draw = random.Random(seed)  # noqa: S311 - a plan that can be drawn again, not a secret
     present, kills, points = list(range(1, workers + 1)), list[PlannedKill](), list[Point]()

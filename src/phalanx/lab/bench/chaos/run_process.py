@@ -50,12 +50,7 @@ class RunProcess(Closeable):
     """A run in processes of its own; a context manager that leaves none of them behind."""
 
     def __init__(self, command: Sequence[str], run_dir: Path, cache: Path) -> None:
-        """Start it.
-
-        Args:
-            command: Module and arguments of the owner, or of what starts it.
-            cache: Prepared text and converted models.
-        """
+        """Start it."""
         self.run_dir = run_dir
         self._log = run_dir.with_name(f"{run_dir.name}.log")
         inherited = {name: value for name, value in os.environ.items() if name != PARENT}

@@ -51,7 +51,6 @@ def cell_on_paths(
     """Make a company with workers that compute on these paths in turn, every message audited.
 
     Args:
-        paths: The first one is the run's own and the owner's.
         tolerance: tau; left out, the default in fp32, and what calibration suggests where bf16 takes part.
     """
     in_bf16 = any(path.precision == "bf16" for path in paths)

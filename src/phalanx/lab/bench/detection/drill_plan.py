@@ -23,9 +23,7 @@ class Drill:
     Attributes:
         kinds: Names in `ATTACKS`, each for a run of its own; None for what ``[attack]`` has, or the paper's two.
         together: Attackers of one further run, each as ``KIND:KEY=VALUE:...`` with the keys of ``[attack]``.
-        steps: Optimizer steps of each run.
         from_step: First step in which an attacker lies; by default a quarter of the steps.
-        rate: Share of messages with a lie.
         stages: Stages of the attackers; by default the first middle stage, or the first two where two are needed.
     """
 
@@ -42,7 +40,6 @@ class DrillRun:
     """One run of a drill.
 
     Attributes:
-        run: Run that the owner trains.
         liars: Parties that lie, each with its attack; empty in the undisturbed run.
         is_remote: Whether the liars are on other machines, where the laboratory's worker is started by hand.
     """

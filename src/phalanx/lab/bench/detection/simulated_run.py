@@ -49,7 +49,6 @@ class CompanyResult:
     """The result of one company.
 
     Attributes:
-        losses: Loss of each applied step, nats.
         digest: Digest of the weights at the end; None when the run broke off.
         lies: The lies that the attackers logged, which are the ground truth.
         evidence: Offence of each verdict, and the result of `phalanx audit explain` on its file: "proved", "refuted" or
@@ -87,12 +86,7 @@ class CompanyResult:
 
 @dataclass
 class CleanRun:
-    """The result of an undisturbed run, step by step.
-
-    Attributes:
-        losses: Loss of each step, nats.
-        digests: Digest of the weights after each step.
-    """
+    """The result of an undisturbed run, step by step."""
 
     losses: list[float] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)

@@ -85,7 +85,6 @@ class LineProcess(Closeable):
         return kind.model_validate_json(self.read_text())
 
     def close(self) -> None:
-        """Let it end by itself, or end it."""
         stdin, stdout = self._process.popen.stdin, self._process.popen.stdout
         # that of a process that has ended is broken
         with contextlib.suppress(BrokenPipeError):

@@ -16,8 +16,6 @@ def bench_head(name: str, load: float | None, *, quick: bool, commit: str | None
 
     Args:
         name: Name in ``phalanx bench``.
-        load: Load of the machine before the bench.
-        quick: Whether it is the short form.
         commit: At the beginning, where a bench is so long that the sources may have changed; now when left out.
     """
     command = f"phalanx bench {name} --json{' --quick' if quick else ''}"

@@ -37,9 +37,7 @@ class Workload:
 
     Attributes:
         run: The run; each arm puts its own guard in.
-        steps: Steps of one block: an arm's turn.
         rounds: Turns of each arm that are measured.
-        warm_ups: Turns before, which are not.
         budget_s: No new round of a shift begins after this time; the first one always does.
         shifts: Arms that live side by side, beside the plain one; each shift has the unguarded arm as well.
             A model of 135 million parameters takes about 3 GB plain, 5 GB unguarded and 8 GB guarded.

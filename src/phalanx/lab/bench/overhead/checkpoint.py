@@ -32,7 +32,6 @@ class CheckpointWorkload:
 
     Attributes:
         run: The run; `checkpoint.every` steps are one block.
-        rounds: Blocks of each arm that are measured.
     """
 
     model: str
@@ -107,7 +106,6 @@ class _CheckpointSession:
         result.write_s += written
 
     def size_bytes(self) -> int:
-        """Bytes of the newest checkpoint on disk."""
         newest = max(list_checkpoints(self._home.checkpoint_directory).items())[1]
         return sum(path.stat().st_size for path in newest.iterdir())
 

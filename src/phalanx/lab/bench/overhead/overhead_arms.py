@@ -39,7 +39,6 @@ class InterleavedGuards:
     Attributes:
         run: Without a guard; each arm puts its own in.
         guards: One for each arm beside the unguarded one.
-        rounds: Turns of each arm that are measured.
         warm_ups: Turns before, which are not; two steps at least, for undo copies are made at the second one.
         budget_s: No new round begins after this time; the first one always does.
     """

@@ -100,11 +100,7 @@ def measure_law(plans: Sequence[LawPlan], *, quick: bool) -> dict[str, Any]:
 
 
 def fit_rows(plans: Sequence[LawPlan], rows: Sequence[Row], sizes: Sequence[StepSize], source: str) -> dict[str, Any]:
-    """Return `law`, `cells` and `prices` of measured rows.
-
-    Args:
-        sizes: Sizes of the steps, in the order of the plans.
-    """
+    """Return `law`, `cells` and `prices` of measured rows."""
     arms = [{str(row["arm"]): row for row in rows if _place_of(row) == (plan.model, plan.tokens)} for plan in plans]
     cells = [_law_cell(cell_arms, size) for cell_arms, size in zip(arms, sizes, strict=True)]
     law = fit_price_law(cells, source)
@@ -196,7 +192,6 @@ def _cpu_seconds(arm: ArmMeasurement) -> float:
 
 
 def _seconds_of(arm: ArmMeasurement) -> dict[str, float]:
-    """CPU seconds a step by part."""
     phases = {phase for seconds in arm.blocks[-1].report.usage.values() for phase in seconds}
     return part_seconds({phase: arm.cpu_of(phase) for phase in phases})
 

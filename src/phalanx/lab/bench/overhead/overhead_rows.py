@@ -88,7 +88,6 @@ def overhead_rows(
     """One row an arm, the unguarded one among them; its own shares are None.
 
     Args:
-        memory: Peak of all processes, bytes, by arm.
         losses: Reports of the loss of a holder, by arm; arms without one are left out.
     """
     base = arms[UNGUARDED]

@@ -65,7 +65,6 @@ def model_rows(
     """The rows of one model.
 
     Args:
-        arms: Every arm but the plain one.
         threads: The plain arm by its number of threads; the faster one is the baseline.
     """
     measured = {number: timing for number, timing in threads.items() if timing.blocks}

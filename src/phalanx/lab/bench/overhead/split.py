@@ -30,7 +30,6 @@ class SplitSize:
     """A model that is trained, and the precision in which it crosses.
 
     Attributes:
-        layers: Number of layers, two of them at the clients.
         seq: Tokens of a sequence; a frame holds two sequences.
     """
 

@@ -121,11 +121,9 @@ class RankArm(Protocol):
 
     def step_batch(self, step: int, batch: Batch) -> float:
         """Make one optimizer step on a whole batch, which all ranks are given; return its mean loss in nats."""
-        ...
 
     def take_phases(self) -> dict[str, float]:
         """Wall seconds by phase since the last call; empty where they are not known."""
-        ...
 
 
 class EngineArm:

@@ -79,9 +79,6 @@ def cluster_of(probe: Probe, run: PipelineRun, ranks: int) -> Cluster:
 
     Computation is told by CPU seconds: on a core of its own it takes as long on the wall, and other work on the
     machine does not count.
-
-    Args:
-        ranks: Number of ranks that share the machine.
     """
     shape = shape_of(run.model.architecture or {})
     flops = forward_flops(shape, run.data.sequence_length)

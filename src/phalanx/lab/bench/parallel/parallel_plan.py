@@ -19,8 +19,6 @@ class PlannedFigures:
     """One layout's figures before it runs.
 
     Attributes:
-        step_s: Wall seconds of a step.
-        cpu_s: CPU seconds of a step, all ranks together.
         bubble: Share of the step in which the ranks of a pipeline wait for each other, and not for a core; None
             without a pipeline.
         idle: Share of all ranks' time in which they do nothing.
@@ -77,8 +75,6 @@ def compare_with_plan(
 
     Args:
         planned: Figures of `plan_layout`.
-        step_s: Measured wall seconds of a step.
-        cpu_s: Measured CPU seconds of a step, all ranks together.
         waiting: Measured share of the ranks' time in which they neither worked nor wanted to; None where the system
             does not tell.
     """

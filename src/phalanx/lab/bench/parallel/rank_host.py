@@ -133,7 +133,6 @@ def _read_answers(seats: list[_RankPipes]) -> list[dict[str, Any]]:
 
 
 def _end_ranks(seats: list[_RankPipes]) -> None:
-    """Let ranks end by themselves, or end them."""
     for seat in seats:
         with contextlib.suppress(BrokenPipeError):
             seat.orders.close()

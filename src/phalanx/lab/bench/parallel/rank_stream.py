@@ -58,12 +58,10 @@ class _StreamSizes:
 
     @property
     def exchange_widths(self) -> tuple[int, int]:
-        """Return the widths of exchanged tensors."""
         return max(2, self.hidden // 6 * 2), 2 * self.hidden
 
     @property
     def shared_widths(self) -> tuple[int, int]:
-        """Of blocks that are shared."""
         return max(2, self.hidden // 6 * 2), self.hidden // 3 * 4
 
 

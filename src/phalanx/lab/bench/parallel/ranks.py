@@ -17,7 +17,6 @@ class RankForkServer(LineProcess):
     """The process that ranks are forked from; a context manager that ends it and with it all of them.
 
     Args:
-        directory: Gets its log, and a directory for each crew.
         preload: Modules that it imports before any rank is made, so that these need not.
     """
 

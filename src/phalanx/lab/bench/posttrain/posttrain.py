@@ -62,12 +62,7 @@ def measure_posttrain(plan: PosttrainPlan, python: str | None) -> dict[str, Any]
 
 @dataclass
 class _Arm:
-    """A process that trains on request, and its measurements.
-
-    Attributes:
-        cpu_s: CPU seconds of each measured turn, its workers' included.
-        wall_s: Seconds of each measured turn.
-    """
+    """A process that trains on request, and its measurements."""
 
     name: str
     process: LineProcess
@@ -79,7 +74,6 @@ class _Arm:
     before: Resident | None = None
 
     def take_turn(self, steps: int, *, is_measured: bool) -> None:
-        """Let it make some steps."""
         used = cpu_seconds(process_tree(self.process.process_id)) if is_measured else 0.0
         began = time.perf_counter()
         self.losses += self.process.ask(TurnRequest(steps=steps), TurnReport).losses

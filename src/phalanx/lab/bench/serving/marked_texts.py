@@ -29,12 +29,7 @@ class WrittenText:
 
 
 class BatchWriter:
-    """Writes batches of texts of one length with transformers' model and our draw.
-
-    Args:
-        model: A causal model of transformers, with a cache.
-        tokenizer: The model's tokenizer, of transformers.
-    """
+    """Writes batches of texts of one length with transformers' model and our draw."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self._tokenizer = model, tokenizer

@@ -34,15 +34,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class ServePlan:
-    """Sizes of the bench.
-
-    Attributes:
-        streams: Numbers of texts that are written at the same time.
-        turns: How often each arm has its turn at each number.
-        requests: Pairs of requests, one with and one without the gateway.
-        crowd: Streams that are open at the same time.
-        kills: Servers that are killed under load.
-    """
+    """Sizes of the bench."""
 
     streams: tuple[int, ...] = (1, 8, 32)
     turns: int = 3

@@ -47,7 +47,6 @@ class StreamAnswer:
 
     Attributes:
         num_pieces: Events with text that arrived; none holds more than one token's text.
-        is_whole: Whether the closing mark arrived.
         tokens: Completion tokens by its usage; 0 where that did not arrive.
     """
 

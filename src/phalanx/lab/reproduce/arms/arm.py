@@ -18,7 +18,6 @@ class ArmInputs:
     """The parts from which an arm is built.
 
     Attributes:
-        run: The run, as a run file would say it.
         attacker: The attacker; its schedule may be None.
         warm_up: Honest batches that an arm may calibrate itself with; never trained on.
     """
@@ -56,17 +55,13 @@ class Arm(AbstractContextManager["Arm"], Protocol):
 
     def step_arm(self, step: int, inputs: StepInputs) -> None:
         """Run one optimizer step to its end, whatever that is for this arm."""
-        ...
 
     def current_stages(self) -> Iterator[StageModule]:
         """All stages in order, as they are now."""
-        ...
 
     def weights_digest(self) -> str:
         """SHA-256 over all parameters by name, independent of the layout."""
-        ...
 
     @property
     def event_counts(self) -> Counts:
         """What has happened so far."""
-        ...

@@ -68,7 +68,6 @@ class DuplicateCheck:
     """A message check that repeats the work of every middle stage and raises the alarm at the first difference.
 
     Attributes:
-        blocks: Blocks by the stage that each duplicates.
         idle: Stages with a duplicate that rests in this attempt, because they are frozen.
     """
 

@@ -120,7 +120,6 @@ class LeakLab:
 
     @cached_property
     def _common_tokens(self) -> Tensor:
-        """The commonest tokens of public text."""
         counts = self._public_and_private[0].flatten().bincount()
         return counts.argsort(descending=True, stable=True)[: min(self._size.candidates, int((counts > 0).sum()))]
 

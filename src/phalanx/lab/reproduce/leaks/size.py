@@ -14,8 +14,6 @@ class LeakSize:
     """The sizes of a leak measurement, which --quick makes smaller.
 
     Attributes:
-        public_sequences: Text that the attackers learn from.
-        private_sequences: Text that they are to recover.
         searched_sequences: The first of those, on which the candidate search is tried.
         candidates: Tokens in the table of the nearest neighbour behind blocks.
         openings: Tokens for which the states as a first token are made.

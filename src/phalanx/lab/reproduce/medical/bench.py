@@ -21,11 +21,9 @@ class ArmResult:
     """The result of an arm.
 
     Attributes:
-        scores: One, or one for each client that trained alone.
         steps: Steps of the optimizer that counts: of one client, where several train apart.
         loss_last: Mean loss of the last step; None where there is no such step.
         digest: Digest of adapters and head at the end; None without them.
-        more: Figures that only this arm has.
     """
 
     scores: tuple[ConfusionMatrix, ...]
@@ -40,7 +38,6 @@ class ArmMaterial:
     """The material of an arm: model, front, texts and clients.
 
     Attributes:
-        source: The model, cut down to the layers that are used.
         front: Its front, in float32.
         clip: Length to which the noised split clips a token's hidden states.
     """

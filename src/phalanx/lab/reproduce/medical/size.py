@@ -25,16 +25,12 @@ class MedicalSize:
     """The sizes of the medical comparison, which --quick makes smaller.
 
     Attributes:
-        tasks: Names, in the order in which they are done.
-        seeds: Each draws its own clients, training texts, first values and order.
         train: Training texts, as many of each client.
-        test: Test texts, the same for every seed.
         tokens: Maximum tokens of a text; longer texts are cut off.
         epochs: Passes over the training texts, and rounds of federated averaging.
         layers: First blocks of the model that are used at all.
         cut: Number of layers at the client.
         rows: Texts of a microbatch; one microbatch of each client makes a step.
-        lr: Learning rate of AdamW, constant, the same in every arm.
     """
 
     tasks: tuple[str, ...]

@@ -35,9 +35,6 @@ class SnpReport:
         tcbs: Raw TCB versions by name: ``current``, ``reported``, ``committed``, ``launch``.
         chip_id: 64 bytes, zeros if masked.
         family_model: CPUID family and model; None in version 2.
-        signed: Bytes that the signature covers.
-        r: First number of the signature.
-        s: Second number of the signature.
     """
 
     version: int

@@ -30,7 +30,6 @@ class HclReport:
     """One report.
 
     Attributes:
-        hardware: The SEV-SNP report, as the chip signed it.
         runtime: The runtime data, JSON of the paravisor; nothing vouches for it before `check_runtime`.
     """
 

@@ -15,12 +15,7 @@ ES384, EDDSA = -35, -8
 
 @dataclass(frozen=True)
 class Sign1:
-    """One signed message, parsed and not verified.
-
-    Attributes:
-        signature: Raw bytes of the signature, in COSE's form.
-        signed: Bytes that the signature covers.
-    """
+    """One signed message, parsed and not verified."""
 
     algorithm: int
     payload: bytes

@@ -37,12 +37,10 @@ class Certificate:
     """One X.509 certificate, parsed and not verified.
 
     Attributes:
-        signed: The part that the issuer signed.
         serial: Serial number; 0 is accepted.
         issuer: DER name; compared byte by byte.
         spki: DER of the public key.
         extensions: Critical or not, and value, by object identifier.
-        algorithm: DER of the signature's algorithm.
     """
 
     raw: bytes = field(repr=False)
@@ -85,7 +83,6 @@ class RevocationList:
     Attributes:
         issuer: DER of the issuer's name.
         serials: Numbers of the revoked certificates.
-        algorithm: DER of the signature's algorithm.
     """
 
     issuer: bytes = field(repr=False)

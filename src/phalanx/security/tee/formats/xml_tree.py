@@ -25,7 +25,6 @@ class XmlElement:
     Attributes:
         attributes: Likewise, namespace declarations left out.
         scope: Namespace by prefix, with the prefixes of all ancestors; ``""`` is the default one.
-        children: Elements and text, in order.
     """
 
     tag: str

@@ -26,7 +26,6 @@ class ReferenceManifest:
     """One manifest with a sound signature.
 
     Attributes:
-        version: Version of the driver or the firmware.
         values: Accepted measurements in hex by SPDM block number; of active ones only.
     """
 

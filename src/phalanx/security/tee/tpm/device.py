@@ -123,7 +123,6 @@ class TpmDevice(Closeable):
         return data
 
     def close(self) -> None:
-        """End the connection; closing twice is harmless."""
         self._link.close()
 
     def _run_command(

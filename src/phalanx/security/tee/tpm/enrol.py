@@ -74,7 +74,6 @@ def begin_enrolment(
         ek_certificate: DER or PEM of the certificate.
         chain: PEM of the vendor's certificates between it and a root; may be empty.
         ak_public: TPMT_PUBLIC of the attestation key.
-        trust: Roots of TPM vendors, clock, revocation.
 
     Raises:
         RefusedEvidenceError: The EK is no pinned vendor's, or the AK could leave its TPM or sign anything.

@@ -21,15 +21,12 @@ class TpmLink(Protocol):
     @property
     def is_software(self) -> bool:
         """Whether it is known to lead to a program, not to a chip."""
-        ...
 
     def exchange_command(self, command: bytes) -> bytes:
         """Send a command and return its response."""
-        ...
 
     def close(self) -> None:
         """End the connection; closing twice is harmless."""
-        ...
 
 
 def open_link(address: str = DEFAULT_ADDRESS) -> TpmLink:

@@ -32,7 +32,6 @@ class TpmQuote:
         safe: Whether the TPM's clock is known not to have gone back.
         firmware: Version, of the vendor's own form.
         selection: Banks and their PCR numbers, in order.
-        digest: Over the values of those PCRs.
     """
 
     signer: bytes
