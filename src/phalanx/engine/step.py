@@ -145,8 +145,8 @@ class StepResult:
         batch: Digest of the batch that the step was applied with.
         guard: Report of the guard; None where the engine has none.
         claimed_links: Links of `bytes_by_link` between two workers: claims of their senders.
-        party_phases: Seconds by phase of other parties: a worker's report with its step, usually the one before; of a
-            site or client those of this step, `measured` where this process has measured them all.
+        party_phases: Seconds by phase of other parties: each worker's last report, usually of the step before;
+            a site's or client's in this step, `measured` where this process has measured all of them.
     """
 
     step: int

@@ -62,7 +62,7 @@ class RemoteStacks(Closeable):
             try:
                 replace_file(self._path, json.dumps(self._answers).encode(), 0o600)
             except DiskError:
-                # the disk may be what the run fails of: the card then has no stacks
+                # the run may fail because the disk is full: the card then has no stacks
                 return
 
     def close(self) -> None:
