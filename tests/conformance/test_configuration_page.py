@@ -23,7 +23,7 @@ from phalanx.data.config import (
     OwnTaskConfig,
     ValidationSetConfig,
 )
-from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, UntilConfig
+from phalanx.data.phases import CurriculumConfig, DatasetConfig, PhaseConfig, StreamConfig, UntilConfig
 from phalanx.data.sources import SOURCES, OwnSourceConfig
 from phalanx.federated.config import AlgorithmConfig, EnclaveSumsConfig, FederatedConfig, SitePrivacyConfig
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, PromptEncoderConfig, SpfConfig
@@ -81,6 +81,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "policy": PolicyReference,
     "data": DataConfig,
     "data.dataset": DatasetConfig,
+    "data.dataset.stream": StreamConfig,
     "data.conversations": ConversationsConfig,
     "data.conversations.sources": ConversationSource,
     "data.phases": PhaseConfig,

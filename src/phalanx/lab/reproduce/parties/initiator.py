@@ -47,7 +47,7 @@ class PartyProcesses(Closeable):
     """The processes of the owner, of a worker for each middle stage, and of the server; they play one run at a time.
 
     Args:
-        log: Gets what the parties print.
+        log: File for the output of all parties.
     """
 
     def __init__(self, num_stages: int, log: Path) -> None:

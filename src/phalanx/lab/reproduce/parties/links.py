@@ -57,7 +57,7 @@ class TensorLinks(Closeable):
         self._addresses = ports
 
     def send_tensors(self, party: str, key: MessageKey, tensors: Mapping[str, Tensor]) -> None:
-        """Send tensors of any shape; what is sent is not changed afterwards by the caller."""
+        """Send tensors of any shape; the caller does not change them afterwards."""
         if party == self._name:
             self._deliver(key, dict(tensors))
             return
