@@ -224,7 +224,7 @@ def test_each_attack_of_an_output_wins_where_its_filter_is_off(name, text):
         return "".join(map(stream.feed, text)) + stream.close()
 
     off = dict.fromkeys(OutputFilters().model_dump(exclude={"allowed_hosts", "canary_files", "topic_files"}), "off")
-    off["verbatim_index"] = None
+    off["verbatim_index"] = off["topic_weights"] = None
     assert told(TextFilters(FiltersConfig(output=OutputFilters(**off)))) == text
     with pytest.raises(TextRefused, match=name):
         told(TextFilters(FiltersConfig(output=OutputFilters(**off | {name: "refuse"}))))
