@@ -147,7 +147,10 @@ def test_too_long_vectors_are_refused():
         encode_rows(np.ones((1, MAX_INNER + 1), np.float32))
 
 
-@pytest.mark.parametrize(("value", "fits"), [(LARGEST, True), (P - LARGEST, True), (LARGEST + 1, False), (HALF, False)])
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [(LARGEST, True), (P - LARGEST, True), (LARGEST + 1, False), (P - LARGEST - 1, False), (HALF, False)],
+)
 def test_a_number_that_no_product_can_be_is_refused(value, fits):
     product, one = np.array([[value]], np.uint32), np.ones(1)
 

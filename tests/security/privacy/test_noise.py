@@ -8,7 +8,7 @@ import pytest
 
 from late_imports import LateModule
 from phalanx.security.privacy import SecureStream, discrete_gaussian, gaussian_noise, poisson_sample
-from phalanx.security.privacy.noise import _bernoulli_exp
+from phalanx.security.privacy.noise import _bernoulli_exp, _draw_laplace
 from seeded_entropy import below_from
 
 stats = LateModule("scipy.stats")
@@ -58,6 +58,16 @@ def test_the_chance_of_the_smallest_step_of_the_sampler_is_exact():
     drawn = sum(_bernoulli_exp(Fraction(7, 4), below_from(seed)) for seed in range(4000))
 
     assert drawn / 4000 == pytest.approx(math.exp(-1.75), abs=0.02)
+
+
+def test_the_draws_of_which_some_are_kept_fall_off_as_their_scale_says():
+    below = below_from(11)
+
+    odd = sum(_draw_laplace(2, below) % 2 for _ in range(3000))
+
+    # of chances in proportion to exp(-|x| / 2)
+    step = math.exp(-0.5)
+    assert odd / 3000 == pytest.approx(2 * step / (1 + step) ** 2, abs=0.02)
 
 
 def test_large_noise_fits_the_normal_distribution_and_none_is_refused():

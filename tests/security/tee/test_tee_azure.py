@@ -108,7 +108,9 @@ def test_no_byte_of_the_published_sample_can_be_altered(stride):
     case, draw, passed = az_snp_vtpm(), random.Random(7), []
     for part in ("hcl_report", "pcrs", "vcek"):
         data = case.evidence.endorsements[part]
-        for place in range(0, len(data), stride):
+        # heads of parts hold sizes, which no signature covers: each of their bytes is altered
+        heads = {*range(64), *range(1200, 1280)} if part == "hcl_report" else set()
+        for place in sorted({*range(0, len(data), stride)} | heads):
             changed = data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
             try:
                 case.with_endorsement(part, changed).appraise()

@@ -31,6 +31,10 @@ def test_cbor_that_was_written_is_read_again(value):
     assert decode_cbor(encode_cbor(value), "test") == value
 
 
+def test_maps_are_written_by_the_order_of_their_encoded_keys():
+    assert encode_cbor({"b": 1, "a": 2, 3: 0}) == bytes.fromhex("a3 0300 616102 616201")
+
+
 @pytest.mark.parametrize(
     "data",
     [
