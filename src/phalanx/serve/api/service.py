@@ -302,8 +302,8 @@ class Service:
         except BudgetExceeded as exc:
             raise _refuse_budget(exc) from exc
         sizes = {"prompt_tokens": num_tokens}
-        texts = _texts_of(requests, []) if self.access.request_log.seals_texts else None
-        facts = RequestFacts(route=route, model_digest=card.digest, status=200, sizes=sizes, texts=texts)
+        logged = _texts_of(requests, []) if self.access.request_log.seals_texts else None
+        facts = RequestFacts(route=route, model_digest=card.digest, status=200, sizes=sizes, texts=logged)
         self.access.request_log.record_request(caller, facts)
         return vectors, num_tokens
 

@@ -4,6 +4,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -251,18 +252,24 @@ def make_engine(
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.class_of(name)})
     files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)
     with contextlib.ExitStack() as stack:
+        stacks = None
         if run.pipeline.remote_workers:
-            stacks = RemoteStacks(home.owner, run.pipeline.transport, home.path, members.addresses)
-            members.ask_stacks = stack.enter_context(stacks).ask_in_background
-            stack.push(lambda kind, *_: stacks.ask_after_failure(kind, engine.present_workers))
+            stacks = stack.enter_context(RemoteStacks(home.owner, run.pipeline.transport, home.path, members.addresses))
+            members.ask_stacks = stacks.ask_in_background
         if journal is not None:
             files.note_verified = journal.note_verified
             files.states = StateFiles(home.journal_directory, OWNER, journal.give_up)
             stack.callback(files.states.close)
         limits = TimeLimits(run.pipeline.step_timeout_s, run.pipeline.patience_s)
         engine = PipelineEngine(plan, joined.endpoint, members, files, draw, limits)
+        if stacks is not None:
+            stack.push(partial(_ask_after_failure, stacks, engine))
         yield engine
         engine.close("the run is complete")
+
+
+def _ask_after_failure(stacks: RemoteStacks, engine: PipelineEngine, kind: type[BaseException] | None, *_: Any) -> None:
+    stacks.ask_after_failure(kind, engine.present_workers)
 
 
 @contextlib.contextmanager
