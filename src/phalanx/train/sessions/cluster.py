@@ -261,16 +261,16 @@ def make_engine(
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.class_of(name)})
     files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)
     with contextlib.ExitStack() as stack:
-        if run.pipeline.remote_workers:
-            stacks = RemoteStacks(home.owner, run.pipeline.transport, home.path, members.addresses)
-            members.ask_stacks = stack.enter_context(stacks).ask_in_background
-            stack.push(lambda kind, *_: stacks.ask_after_failure(kind, engine.present_workers))
         if journal is not None:
             files.note_verified = journal.note_verified
             files.states = StateFiles(home.journal_directory, OWNER, journal.give_up)
             stack.callback(files.states.close)
         limits = TimeLimits(run.pipeline.step_timeout_s, run.pipeline.patience_s)
         engine = PipelineEngine(plan, joined.endpoint, members, files, draw, limits)
+        if run.pipeline.remote_workers:
+            stacks = RemoteStacks(home.owner, run.pipeline.transport, home.path, members.addresses)
+            members.ask_stacks = stack.enter_context(stacks).ask_in_background
+            stack.push(lambda kind, *_: stacks.ask_after_failure(kind, engine.present_workers))
         yield engine
         engine.close("the run is complete")
 
