@@ -4,7 +4,6 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,6 +56,7 @@ class Replacements:
     """The names of replacements: free ones, and those on the way.
 
     Args:
+        names: In the order of their use.
         has_joined: Whether it takes part, or has.
     """
 
@@ -98,21 +98,27 @@ class WorkerProcesses(Protocol):
 
     def start_workers(self, configs: Mapping[str, WorkerConfig]) -> None:
         """Start one process per worker file."""
+        ...
 
     def start_fork_server(self, threads: int) -> None:
         """Prepare for workers that are started later."""
+        ...
 
     def is_worker_alive(self, name: str) -> bool:
         """Whether a worker may still run."""
+        ...
 
     def dismiss_worker(self, name: str) -> None:
         """End one worker."""
+        ...
 
     def worker_output(self, name: str) -> str:
         """The end of a worker's output, for an error message."""
+        ...
 
     def close(self) -> None:
         """Give every worker a moment to end by itself, then end it."""
+        ...
 
 
 OpenWorkers = Callable[[Path], contextlib.AbstractContextManager[WorkerProcesses]]
@@ -168,6 +174,9 @@ def join_workers(
     `open_workers` starts the local ones; another than the default is for drills only. `say` takes a line about each
     calling party of another machine, from other threads; `book` follows all parties. Workers of other machines remember
     the length of `log`; those of this one live and die with the owner.
+
+    Raises:
+        ConfigError: A worker computes other bits than the run allows.
     """
     keep_freed_memory()
     wire = GrpcWire(home.owner, run.pipeline.transport)
@@ -252,24 +261,18 @@ def make_engine(
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.class_of(name)})
     files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)
     with contextlib.ExitStack() as stack:
-        stacks = None
-        if run.pipeline.remote_workers:
-            stacks = stack.enter_context(RemoteStacks(home.owner, run.pipeline.transport, home.path, members.addresses))
-            members.ask_stacks = stacks.ask_in_background
         if journal is not None:
             files.note_verified = journal.note_verified
             files.states = StateFiles(home.journal_directory, OWNER, journal.give_up)
             stack.callback(files.states.close)
         limits = TimeLimits(run.pipeline.step_timeout_s, run.pipeline.patience_s)
         engine = PipelineEngine(plan, joined.endpoint, members, files, draw, limits)
-        if stacks is not None:
-            stack.push(partial(_ask_after_failure, stacks, engine))
+        if run.pipeline.remote_workers:
+            stacks = RemoteStacks(home.owner, run.pipeline.transport, home.path, members.addresses)
+            members.ask_stacks = stack.enter_context(stacks).ask_in_background
+            stack.push(lambda kind, *_: stacks.ask_after_failure(kind, engine.present_workers))
         yield engine
         engine.close("the run is complete")
-
-
-def _ask_after_failure(stacks: RemoteStacks, engine: PipelineEngine, kind: type[BaseException] | None, *_: Any) -> None:
-    stacks.ask_after_failure(kind, engine.present_workers)
 
 
 @contextlib.contextmanager
@@ -301,6 +304,7 @@ class Participants:
     """The workers of a session, and those that the owner has revoked since the last one.
 
     Attributes:
+        names: Those that take part from the beginning.
         late: Those that may come later.
         revoked: Bodies of the event `revoked`, of each one that no earlier session has logged.
     """
@@ -325,7 +329,11 @@ def list_participants(run: StagedRun, home: RunDirectory, history: RunHistory) -
 def opening_facts(
     run: StagedRun, home: RunDirectory, source: ModelSource, names: Sequence[str], session: str, draw: AuditDraw
 ) -> dict[str, Any]:
-    """Return the additional facts of a pipeline session's first event."""
+    """Return the additional facts of a pipeline session's first event.
+
+    Args:
+        names: Workers that take part from the beginning.
+    """
     stages = [
         {key: getattr(row, key) for key in ("index", "layers", "parameters", "holder", "shadow")}
         for row in estimate_stages(run, source, names)
