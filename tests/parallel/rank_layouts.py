@@ -100,6 +100,14 @@ _SIZES["qwen3_moe"] = _SIZES["llama"] | {
     "pad_token_id": None,
 }
 _NO_DROPOUT["qwen3_moe"] = ("attention_dropout",)
+for _mixture in ("flex_olmo", "mixtral", "olmoe", "qwen2_moe"):
+    _SIZES[_mixture] = {key: value for key, value in _SIZES["qwen3_moe"].items() if key != "head_dim"}
+    _NO_DROPOUT[_mixture] = ("attention_dropout",)
+_SIZES["qwen2_moe"] = _SIZES["qwen2_moe"] | {"shared_expert_intermediate_size": 40}
+for _key in ("moe_intermediate_size", "norm_topk_prob"):
+    _SIZES["mixtral"].pop(_key)
+for _mixture in ("flex_olmo", "olmoe"):
+    _SIZES[_mixture].pop("moe_intermediate_size")
 for _family, _own in _PLANNED.items():
     _SIZES[_family] = _SIZES["llama"] | {"pad_token_id": None} | _own
     _NO_DROPOUT[_family] = () if _family == "ernie4_5" else ("attention_dropout",)
