@@ -55,7 +55,8 @@ _RECORDS: list[str] = []
 
 @pytest.fixture(autouse=True)
 def record_log():
-    """Keep what is logged during the tests of this folder: servers of other tests log in the same process."""
+    """Keep what is logged during one test of this folder: servers of other tests log in the same process."""
+    _RECORDS.clear()
     handler = logging.Handler()
     handler.emit = lambda record: _RECORDS.append(handler.format(record))
     loggers = logging.getLogger(), logging.getLogger("uvicorn.error")
