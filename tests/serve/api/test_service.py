@@ -26,7 +26,7 @@ def served(directory):
 
 
 def open_client(url, secret):
-    return httpx2.Client(base_url=url, headers={"authorization": f"Bearer {secret}"}, trust_env=False, timeout=60)
+    return httpx2.Client(base_url=url, headers={"authorization": f"Bearer {secret}"}, trust_env=False, timeout=250)
 
 
 def forced_text(text):
