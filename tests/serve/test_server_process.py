@@ -87,7 +87,7 @@ def test_sigterm_lets_streams_end_and_takes_no_further_ones(directory, tmp_path)
     with ServeProcess(directory, "--access", tmp_path / "access", "--name", "tiny") as server:
         url = server.ready["url"]
         with (
-            httpx2.Client(base_url=url, headers=headers, trust_env=False, timeout=60) as http,
+            httpx2.Client(base_url=url, headers=headers, trust_env=False, timeout=250) as http,
             http.stream("POST", "/v1/chat/completions", json=LONG) as answer,
         ):
             lines = answer.iter_lines()

@@ -194,7 +194,7 @@ def test_a_sparse_round_of_90_clients_ends_after_a_sixth_fell_silent():
     try:
         terms = terms_of(90)
         assert terms.graph_degree.neighbours < 89
-        lost = set(terms.names[::6])
+        lost = set(terms.client_names[::6])
         walk = PlainWalk(terms, values_for(terms), silent={"mask": lost})
 
         result = walk.run()

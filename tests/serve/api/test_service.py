@@ -36,7 +36,7 @@ def served(directory):
 
 
 def open_client(url, secret):
-    return httpx2.Client(base_url=url, headers={"authorization": f"Bearer {secret}"}, trust_env=False, timeout=60)
+    return httpx2.Client(base_url=url, headers={"authorization": f"Bearer {secret}"}, trust_env=False, timeout=250)
 
 
 def forced_text(text):
@@ -183,7 +183,7 @@ def test_texts_are_marked_and_an_answer_says_how(served, tmp_path):
     mark = TokenMark(MarkPolicy(mark="on"), ring.newest)
     # a text of few tokens is too short to be called marked
     no_end = {str(token): -100 for token in served.ends}
-    body = {**BODY, "max_tokens": 160, "temperature": 1.5, "logit_bias": no_end}
+    body = {**BODY, "max_tokens": 400, "temperature": 1.5, "logit_bias": no_end}
 
     with running_server([served], tmp_path / "access", mark=mark) as (url, pool):
         with open_client(url, secret) as http:

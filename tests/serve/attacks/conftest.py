@@ -47,7 +47,7 @@ class Target:
 
     def client(self, secret: str | None = None, **more) -> httpx2.Client:
         headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False, **more)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=250, trust_env=False, **more)
 
 
 _RECORDS: list[str] = []

@@ -89,7 +89,7 @@ def test_a_fault_while_a_text_is_written_leaves_no_word_of_it_in_the_log(
     body |= {"stream": is_stream, "temperature": 0}
     with running_server([served], tmp_path / "access") as (url, _):
         headers = {"authorization": f"Bearer {secret}"}
-        answer = httpx2.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=60)
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=250)
 
     assert answer.status_code == (200 if is_stream and num_steps else status)
     assert MARKER not in caplog.text

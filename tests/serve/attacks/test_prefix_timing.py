@@ -88,7 +88,7 @@ def own_askers(tmp_path_factory):
     settings = EngineSettings(max_cache_tokens=1 << 14)
     with running_server([serve_model(model)], folder / "access", engine=settings) as (url, _):
         clients = {
-            name: httpx2.Client(base_url=url, headers={"x-api-key": secret}, trust_env=False, timeout=60)
+            name: httpx2.Client(base_url=url, headers={"x-api-key": secret}, trust_env=False, timeout=250)
             for name, secret in keys.items()
         }
         yield {name: make_asker(client, "tiny") for name, client in clients.items()}

@@ -49,7 +49,7 @@ class RunningGateway:
         headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
         # reading the certificates of the system takes longer than a request
         more = {"verify": False, **more}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False, **more)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=250, trust_env=False, **more)
 
     def ask(self, secret: str, text: str = "say hi", **more) -> httpx2.Response:
         body = {"model": "small", "messages": [{"role": "user", "content": text}], **more}

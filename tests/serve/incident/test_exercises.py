@@ -121,7 +121,7 @@ def test_a_running_server_opens_the_checkpoint_and_so_does_the_next_one(trained,
         try:
             ready = json.loads(process.stdout.readline())
             digests.append(ready["models"]["run"])
-            with httpx2.Client(base_url=ready["url"], headers=headers, trust_env=False, timeout=60) as http:
+            with httpx2.Client(base_url=ready["url"], headers=headers, trust_env=False, timeout=250) as http:
                 assert http.post("/v1/completions", json=ASK).status_code == 200
                 if turn == 0:
                     result = run_phalanx(

@@ -26,7 +26,7 @@ ASK = {**LONG, "max_tokens": 3, "stream": False}
 
 def http_of(url, secret):
     headers = {"authorization": f"Bearer {secret}"}
-    return httpx2.Client(base_url=url, headers=headers, timeout=60, trust_env=False, verify=False)
+    return httpx2.Client(base_url=url, headers=headers, timeout=250, trust_env=False, verify=False)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def watched(tmp_path_factory, model_directory):
 
 def http_of(url, secret=None):
     headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-    return httpx2.Client(base_url=url, headers=headers, timeout=60, trust_env=False, verify=False)
+    return httpx2.Client(base_url=url, headers=headers, timeout=250, trust_env=False, verify=False)
 
 
 def read_samples(url, secret):
