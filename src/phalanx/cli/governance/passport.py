@@ -134,7 +134,7 @@ def verify(
 def _check_stamps(
     kind: str, files: "Sequence[Path]", heads: "Sequence[bytes]", authority: Path | None
 ) -> dict[str, str]:
-    """Return what the time stamps beside heads say, which were found to be of this log.
+    """Return a sentence for the time stamp beside each head of this log.
 
     Raises:
         AuditLogError: One does not hold.

@@ -1,4 +1,4 @@
-"""``phalanx publish``: give strangers what they need to recompute a run."""
+"""``phalanx publish``: publish the states and messages that strangers need to recompute a run."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""``phalanx redteam``: attack a model, and say what the findings mean."""
+"""``phalanx redteam``: attack a model, and explain the findings."""
 
 from pathlib import Path
 from typing import Annotated, Any

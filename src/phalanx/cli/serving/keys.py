@@ -120,7 +120,7 @@ def limit(
 ) -> Answer:
     """Change budgets or the end of a key while servers run: they follow from the next request on.
 
-    What is not named stays, and what was used stays used.
+    Budgets that are not named stay, and used tokens stay used.
     """
     from phalanx.errors import ConfigError
     from phalanx.serve.access import KeyStore
