@@ -182,7 +182,7 @@ def test_texts_are_marked_and_an_answer_says_how(served, tmp_path):
     _, trusted = add_key(tmp_path / "access", "trusted", may_skip_mark=True)
     mark = TokenMark(MarkPolicy(mark="on"), ring.newest)
     # a text of few tokens is too short to be called marked
-    no_end = {str(token): -100 for token in served.ends}
+    no_end = {str(token): -100 for token in served.turn_ends}
     body = {**BODY, "max_tokens": 400, "temperature": 1.5, "logit_bias": no_end}
 
     with running_server([served], tmp_path / "access", mark=mark) as (url, pool):

@@ -92,7 +92,7 @@ def greedy_of_transformers(directory, served, prompt, max_tokens=24):
     """The text, with the tokens up to and with its end."""
     model = AutoModelForCausalLM.from_pretrained(directory)
     ids = torch.tensor([list(prompt)])
-    ends = sorted(served.ends)
+    ends = sorted(served.text_ends)
     with torch.no_grad():
         output = model.generate(
             ids,
@@ -428,7 +428,7 @@ def test_adapters_and_their_base_share_a_batch(directory, adapters):
             model = peft.PeftModel.from_pretrained(model, adapters[name]).merge_and_unload()
         ids = torch.tensor([served.encode_prompt(request)])
         output = model.generate(
-            ids, max_new_tokens=24, do_sample=False, eos_token_id=sorted(served.ends), pad_token_id=0
+            ids, max_new_tokens=24, do_sample=False, eos_token_id=sorted(served.text_ends), pad_token_id=0
         )
         expected = served.backend.decode(output[0, ids.shape[1] :].tolist(), skip_special_tokens=True)
         assert text_of(events) == expected

@@ -15,7 +15,7 @@ def without_gradients():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, *([torch.bfloat16] if packed.can_multiply_bfloat16() else [])])
 def test_a_packed_layer_computes_the_product_of_torch(dtype, bias):
     layer = nn.Linear(96, 40, bias=bias, dtype=dtype)
     inputs = torch.randn(2, 7, 96, dtype=dtype)
@@ -52,6 +52,22 @@ def test_factors_of_adapters_and_other_numbers_stay_as_they_are():
     )
 
     assert pack_model(model) == 0
+
+
+def test_a_processor_without_the_product_of_a_type_keeps_its_layers(monkeypatch):
+    monkeypatch.setattr(packed, "can_multiply_bfloat16", lambda: False)
+
+    assert pack_model(nn.Sequential(nn.Linear(8, 8, dtype=torch.bfloat16), nn.Linear(8, 8))) == 1
+
+
+def test_bfloat16_layers_are_served_on_any_processor():
+    layers = nn.Sequential(nn.Linear(96, 40, dtype=torch.bfloat16))
+    inputs = torch.randn(3, 96, dtype=torch.bfloat16)
+    expected = layers(inputs)
+
+    assert pack_model(layers) == int(packed.can_multiply_bfloat16())
+
+    assert torch.allclose(layers(inputs).float(), expected.float(), atol=2e-2)
 
 
 def test_a_build_without_the_product_keeps_the_layers(monkeypatch):

@@ -136,7 +136,7 @@ class LiesThenRefuses(AfterTokens):
 
 def test_a_text_that_a_shadow_takes_over_from_a_liar_ends_with_an_error(directory, one_process, tmp_path):
     # no text is over before the liar leaves
-    endless = SamplingSettings(temperature=0.0, logit_bias=dict.fromkeys(one_process.served.ends, -100.0))
+    endless = SamplingSettings(temperature=0.0, logit_bias=dict.fromkeys(one_process.served.turn_ends, -100.0))
     with lied_scene(tmp_path, directory, LiesThenRefuses(), check_rate=0.0) as scene:
         texts = scene.texts(PROMPTS[:2], sampling=endless)
         rechecks = scene.rechecks()
@@ -185,7 +185,7 @@ def test_no_open_text_goes_on_where_both_holders_of_its_stage_tell_the_same_lie(
     The first holder is convicted while it serves, or after it has left the open text to its accomplice.
     """
     first, second = Accomplice(25) if leaves_before else Accomplice(), Accomplice()
-    endless = {"logit_bias": dict.fromkeys(one_process.served.ends, -100.0)}
+    endless = {"logit_bias": dict.fromkeys(one_process.served.turn_ends, -100.0)}
     with Scene(tmp_path, directory, {"liar": first, "honest": second}, stages=ONE_STAGE) as scene:
         scene.relay._draw.is_drawn = lambda text, records: text == 0
         (second if leaves_before else first).finish_checks = scene.relay.finish_checks

@@ -365,7 +365,8 @@ class BatchingEngine:
 
     def _write_token(self, row: WrittenChoice, score: TokenScore) -> None:
         row.ids.append(score.token)
-        if score.token in self.served.ends:
+        is_turn = row.job.request.messages is not None
+        if score.token in (self.served.turn_ends if is_turn else self.served.text_ends):
             # who scores a prompt drops the last score, which is the written token's: it has to be there
             self._end_row(row, "stop", (score,) if row.job.request.echo else ())
             return

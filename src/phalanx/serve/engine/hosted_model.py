@@ -153,18 +153,22 @@ class HostedModel:
         return int(self.module.get_input_embeddings().weight.shape[0])
 
     @cached_property
-    def ends(self) -> frozenset[int]:
-        """Tokens that end a text or an assistant's turn."""
+    def text_ends(self) -> frozenset[int]:
+        """Tokens that end a text that goes on from a text."""
         tokenizer_end = self.text_model.tokenizer.eos_token_id
-        ends = self.text_model.end_tokens or (frozenset() if tokenizer_end is None else frozenset({tokenizer_end}))
+        return self.text_model.end_tokens or (frozenset() if tokenizer_end is None else frozenset({tokenizer_end}))
+
+    @cached_property
+    def turn_ends(self) -> frozenset[int]:
+        """Tokens that end an assistant's turn: those of a text, and what the template writes after a turn."""
         if not self.text_model.has_template:
-            return ends
+            return self.text_ends
         try:
             turn_end = self.text_model.end_of_turn()
         except DataError:
             # a template that marks no part as the assistant's
-            return ends
-        return ends if turn_end is None else ends | {turn_end}
+            return self.text_ends
+        return self.text_ends if turn_end is None else self.text_ends | {turn_end}
 
     @cached_property
     def token_names(self) -> TokenNames:
@@ -174,7 +178,7 @@ class HostedModel:
     @cached_property
     def grammars(self) -> GrammarCompiler:
         """Compiles grammars over the vocabulary."""
-        return GrammarCompiler(self.text_model.tokenizer, self.vocab_size, self.ends)
+        return GrammarCompiler(self.text_model.tokenizer, self.vocab_size, self.turn_ends)
 
     @cached_property
     def tool_format(self) -> ToolFormat | None:

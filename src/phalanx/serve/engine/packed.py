@@ -60,7 +60,14 @@ def pack_model(model: Any) -> int:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
+    return weight.device.type == "cpu" and (
+        weight.dtype is torch.float32 or (weight.dtype is torch.bfloat16 and can_multiply_bfloat16())
+    )
+
+
+def can_multiply_bfloat16() -> bool:
+    """Return whether oneDNN has products in bfloat16 for this processor; with AVX2 alone it has none."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @torch.inference_mode()

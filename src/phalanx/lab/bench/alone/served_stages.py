@@ -132,7 +132,7 @@ def _time_texts(engine: BatchingEngine, streams: int, tokens: int, relay: Any) -
 
 def _write(engine: BatchingEngine, streams: int, tokens: int) -> list[str]:
     async def write_text(number: int) -> str:
-        bias = {end: -100.0 for end in engine.served.ends}
+        bias = {end: -100.0 for end in engine.served.turn_ends}
         request = GenerationRequest(
             model="model",
             owner="bench",
