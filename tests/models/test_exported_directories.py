@@ -48,12 +48,12 @@ ARCHITECTURE_NAMES = {
 """The name that the gguf package has for what a family becomes in llama.cpp; it has none for the others."""
 
 VLLM = (
-    "ArceeForCausalLM BertForMaskedLM BloomForCausalLM Cohere2ForCausalLM CohereForCausalLM "
-    "Ernie4_5ForCausalLM Exaone4ForCausalLM FalconForCausalLM GPT2LMHeadModel GPTNeoXForCausalLM "
-    "Gemma2ForCausalLM Gemma3ForCausalLM GemmaForCausalLM GlmForCausalLM GraniteForCausalLM LlamaForCausalLM "
-    "MistralForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM Phi3ForCausalLM "
-    "PhiForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM SeedOssForCausalLM "
-    "SmolLM3ForCausalLM Starcoder2ForCausalLM"
+    "ArceeForCausalLM BertForMaskedLM BloomForCausalLM Cohere2ForCausalLM CohereForCausalLM Ernie4_5ForCausalLM "
+    "Exaone4ForCausalLM FalconForCausalLM FlexOlmoForCausalLM GPT2LMHeadModel GPTNeoXForCausalLM Gemma2ForCausalLM "
+    "Gemma3ForCausalLM GemmaForCausalLM GlmForCausalLM GraniteForCausalLM LlamaForCausalLM MistralForCausalLM "
+    "MixtralForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM OlmoeForCausalLM "
+    "Phi3ForCausalLM PhiForCausalLM Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM "
+    "SeedOssForCausalLM SmolLM3ForCausalLM Starcoder2ForCausalLM"
 )
 """Architectures of our families that vLLM 0.33.0 has: ``model_executor/models/registry.py`` of its wheel."""
 

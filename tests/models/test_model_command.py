@@ -72,7 +72,7 @@ def test_what_a_run_would_refuse_is_listed_with_the_command_that_helps(cache, pi
     assert "no tokenizer.json; phalanx model import makes one" in shown
     mixture = tmp_path / "mixture"
     mixture.mkdir()
-    (mixture / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    (mixture / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
     assert "a mixture of experts" in inspect_model(mixture)["refused"][0]
 
 

@@ -67,8 +67,10 @@ def test_a_header_that_claims_more_than_there_is_is_not_read(tmp_path):
 
 
 def test_a_mixture_of_experts_is_refused_with_its_reason():
-    with pytest.raises(ModelError, match="found 'mixtral', a mixture of experts, which stages do not carry; expected"):
-        check_family({"model_type": "mixtral", "num_local_experts": 8}, "config.json")
+    with pytest.raises(
+        ModelError, match="found 'deepseek_v3', a mixture of experts, which stages do not carry; expected"
+    ):
+        check_family({"model_type": "deepseek_v3", "n_routed_experts": 8}, "config.json")
 
 
 @pytest.mark.parametrize("described", [{}, {"model_type": 3}, {"model_type": None}, {"model_type": []}])

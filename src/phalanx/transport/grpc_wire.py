@@ -96,14 +96,14 @@ class GrpcWire:
         nothing is sent to a server that has not proven to be the very party it is meant for.
     """
 
-    def __init__(self, identity: Identity, config: TransportConfig) -> None:
+    def __init__(self, identity: Identity, config: TransportConfig, *, stacks_for: str | None = None) -> None:
         check_second_key(identity.public, config)
         self._identity, self._config = identity, config
         self._checked: set[str] = set()
         self.name_of: Callable[[str, bool], str | None] = lambda certified, begins: certified
         self.awaited: Callable[[], Sequence[str]] = tuple
         self.admit: Callable[[str, str, str], None] = lambda call, name, key: None
-        self.stacks_for: str | None = None
+        self.stacks_for = stacks_for
         self._handle: Handle | None = None
         self._run = ""
         self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable, str]] = {}

@@ -31,7 +31,7 @@ def relay(request, parts: list[dict | str]) -> tuple[bytes, tuple[int, int]]:
     reservation = SimpleNamespace(
         entry=SimpleNamespace(prompt=100, completion=9), settle=lambda *counts: paid.append(counts)
     )
-    log = SimpleNamespace(record_request=lambda *facts: None)
+    log = SimpleNamespace(record_request=lambda *facts: None, seals_texts=False)
     entry = _Entry(log, Caller("a" * 12, "alice", "user", None, False), request, reservation)
 
     async def send():

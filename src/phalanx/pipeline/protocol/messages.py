@@ -1,7 +1,7 @@
 """The bodies of all frames between the parties of a verified pipeline, each parsed once and strictly."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -51,6 +51,9 @@ MessageKey = tuple[int, Direction, int]
 
 NO_FIELDS: Mapping[str, object] = {}
 
+# not `Self`, which the checks of types in tests do not know in a class method
+_Tensor = TypeVar("_Tensor", bound="TensorMessage")
+
 
 def target_of(key: MessageKey) -> int:
     """Return the stage that a tensor is sent to."""
@@ -78,7 +81,9 @@ class TensorMessage(StepMessage):
     """The stage that sent it."""
 
     @classmethod
-    def about_key(cls, epoch: int, step: int, key: MessageKey, more: Mapping[str, object] = NO_FIELDS) -> Self:
+    def about_key(
+        cls: type[_Tensor], epoch: int, step: int, key: MessageKey, more: Mapping[str, object] = NO_FIELDS
+    ) -> _Tensor:
         """Make a message about this tensor; `more` has the fields of its kind."""
         source, direction, microbatch = key
         place = {"epoch": epoch, "step": step, "microbatch": microbatch, "direction": direction, "source": source}
@@ -237,7 +242,7 @@ class Fetch(TensorMessage, kind="fetch"):
     """Counts the owner's requests of a session; the answer names it. 0 where an auditor asks."""
 
     @classmethod
-    def from_key(cls, epoch: int, step: int, key: MessageKey, *, claim: bool = False) -> Self:
+    def from_key(cls, epoch: int, step: int, key: MessageKey, *, claim: bool = False) -> "Fetch":
         """Ask for a tensor."""
         return cls.about_key(epoch, step, key, {"claim": claim})
 

@@ -70,7 +70,7 @@ def run_worker(
     keep_freed_memory()
     load_code(config)
     identity = load_identity(Path(config.identity))
-    wire = GrpcWire(identity, config.transport)
+    wire = GrpcWire(identity, config.transport, stacks_for=config.owner_name)
     try:
         address = wire.address
         if config.advertise is not None:
@@ -84,7 +84,6 @@ def run_worker(
         # a process that comes back is another party, with the same certificate
         identity = identity.with_session_name(met.calls_us)
         worker_console.print_connected(config.owner, identity.name, met.run)
-        wire.stacks_for = config.owner_name
         with open_endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
             endpoint.add_peer(met.peer, config.owner)
             worker = Worker(config, identity, endpoint, wrap_copy, kernels, worker_console)
