@@ -215,7 +215,7 @@ def test_a_directory_that_is_no_reward_model_is_refused_by_name(tmp_path, reward
         scorer(tmp_path, {"kind": "model", "path": str(copy)}, timeout_s=60.0) as found,
         pytest.raises(RewardError, match=f"{copy}: {said}"),
     ):
-        found.score([text("fine")])
+        found.score_texts([text("fine")])
 
 
 class Judge(http.server.BaseHTTPRequestHandler):
