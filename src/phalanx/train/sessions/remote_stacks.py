@@ -13,7 +13,8 @@ from phalanx.security.crypto import Identity, replace_file
 from phalanx.telemetry import STACKS_FILE
 from phalanx.transport import TransportConfig, ask_peer_stacks
 
-_ANSWER_S = 5.0
+# the end outlasts a question that began with it: that a worker said nothing is written down too
+_ANSWER_S, _CLOSE_S = 5.0, 10.0
 
 
 class RemoteStacks(Closeable):
@@ -23,8 +24,8 @@ class RemoteStacks(Closeable):
         addresses: Address of each worker; read when it is asked.
 
     Guarantees:
-        A run waits for no answer; its end waits for those under way, `_ANSWER_S` at most. An answer is a claim, and
-        decides nothing.
+        A run waits for no answer; its end waits until those under way are written, `_CLOSE_S` at most. An answer is a
+        claim, and decides nothing.
     """
 
     def __init__(
@@ -67,6 +68,6 @@ class RemoteStacks(Closeable):
 
     def close(self) -> None:
         """Wait for the answers that are under way."""
-        deadline = time.monotonic() + _ANSWER_S
+        deadline = time.monotonic() + _CLOSE_S
         for thread in self._threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
