@@ -304,7 +304,12 @@ def test_facts_that_the_right_key_signs_anew_hold(server: Server) -> None:
     """So the same by another key is refused for its key, and for nothing else."""
     server.lie = signed_by("tsa")
     with serve(server) as url:
-        server.authority.request_timestamp(url, b"a head")
+        answer, checked = server.authority.request_timestamp(url, b"a head")
+
+    honest_stamp = (server.home / "honest.tsr").read_bytes()
+    assert answer != honest_stamp
+    assert checked == server.authority.check_timestamp(honest_stamp, b"a head")
+    assert checked.policy == POLICY
 
 
 def test_changed_bytes_of_a_stamp_never_change_what_it_says(server: Server) -> None:
