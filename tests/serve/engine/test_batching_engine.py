@@ -34,7 +34,7 @@ from phalanx.serve.engine.chooser import check_finite
 from phalanx.serve.engine.int8 import Int8Linear
 from phalanx.serve.engine.packed import pack_model
 from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
-from tiny_served import END, UNMARKED, serve_model, write_model
+from tiny_served import END, END_TURN, UNMARKED, serve_model, write_model
 
 peft = LateModule("peft")
 
@@ -374,6 +374,18 @@ def test_a_schema_holds_and_its_end_ends_the_text(engine):
 )
 def test_other_grammars_hold(engine, grammar, texts):
     assert text_of(answers(engine, [ask("x", grammar=grammar)])[0]) in texts
+
+
+def test_a_completion_under_a_grammar_ends_with_whatever_the_grammar_takes_for_its_end(served, engine):
+    turn_end = served.backend.token_to_id(END_TURN)
+    assert turn_end not in served.text_ends
+    sampling = SamplingSettings(temperature=0.0, logit_bias={turn_end: 100.0})
+    grammar = Grammar(kind="regex", source="a{1,9}")
+
+    (events,) = answers(engine, [ask("x", grammar=grammar, sampling=sampling, logprobs=0)])
+
+    assert (text_of(events), events[-1].finish) == ("a", "stop")
+    assert turn_end not in [score.token for score in scores_of(events)]
 
 
 def test_a_required_call_is_one_of_the_templates_form(served, engine):
