@@ -92,6 +92,23 @@ def test_texts_beyond_a_line_are_cut(tmp_path):
     assert abs(len(texts["cut"].encode()) - MAX_TEXT_BYTES // 2) <= 3
 
 
+def test_a_key_for_texts_takes_the_place_of_no_other_ones_public_half(tmp_path):
+    public = make_reader_key(tmp_path / "reader.key")
+    content = public.read_bytes()
+
+    with pytest.raises(CertificateError, match=r"reader\.key\.pub: exists already"):
+        make_reader_key(tmp_path / "reader.key")
+    (tmp_path / "reader.key").rename(tmp_path / "elsewhere.key")
+    with pytest.raises(CertificateError, match=r"reader\.key\.pub: exists already"):
+        make_reader_key(tmp_path / "reader.key")
+
+    assert public.read_bytes() == content
+    (tmp_path / "other.key").touch()
+    with pytest.raises(CertificateError, match=r"other\.key: exists already"):
+        make_reader_key(tmp_path / "other.key")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.key", "other.key", "reader.key.pub"]
+
+
 def test_what_is_no_key_for_texts_is_refused(tmp_path):
     (tmp_path / "no.pub").write_text("00" * 32)
     (tmp_path / "no.key").touch(mode=0o600)
