@@ -92,6 +92,20 @@ def test_texts_beyond_a_line_are_cut(tmp_path):
     assert abs(len(texts["cut"].encode()) - MAX_TEXT_BYTES // 2) <= 3
 
 
+def test_long_texts_begin_a_further_file_so_that_a_start_reads_little(tmp_path):
+    identity = Identity.without_certificate("server")
+    sealer = TextSealer.read(make_reader_key(tmp_path / "reader.key"))
+    for _ in range(2):
+        with RequestLog(tmp_path, identity, max_file_bytes=100_000, sealer=sealer) as log:
+            for _ in range(3):
+                log.record_request(ALICE, dataclasses.replace(FACTS, texts=RequestTexts(["x" * 60_000], [])))
+
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("requests-*"))]
+    assert len(sizes) == 3
+    assert max(sizes) < 200_000
+    assert verify_request_log(tmp_path, identity.public) == {"request": 6, "continues": 2}
+
+
 def test_a_key_for_texts_takes_the_place_of_no_other_ones_public_half(tmp_path):
     public = make_reader_key(tmp_path / "reader.key")
     content = public.read_bytes()

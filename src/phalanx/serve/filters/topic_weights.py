@@ -44,7 +44,9 @@ class TopicWeights:
         self._phrases = Phrases(_KIND, list(weights))
         self._weights = [0.0] * len(self._phrases.entries)
         for phrase, value in weights.items():
-            self._weights[self._phrases.find_index(phrase)] += value
+            index = self._phrases.find_index(phrase)
+            # more than 1 decides no more than 1, and sums of the largest floats have no number
+            self._weights[index] = min(self._weights[index] + value, 1.0)
         # `fsum` rounds once: 0.7, 0.2 and 0.1 make 1
         if math.fsum(self._weights) < 1:
             raise DataError(f"{file}: its weights never sum to 1, so that no text has the topic; scale them")
