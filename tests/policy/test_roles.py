@@ -16,6 +16,7 @@ from phalanx.access_gate import check_caller, enter_gate, note_read, require_app
 from phalanx.cli import run_command
 from phalanx.cli.answers.tree import leaf_commands
 from phalanx.cli.outcome import build_command
+from phalanx.cli.role_gate import LateGate
 from phalanx.config import load_config
 from phalanx.data.shards import load_signer
 from phalanx.data.sources import TextConfig, open_source
@@ -398,6 +399,25 @@ def test_a_log_that_changes_within_a_command_is_found(project, monkeypatch, chan
             monkeypatch.setattr("phalanx.policy.gate.HeadMemory.read_head", lambda *_: None)
         with pytest.raises(AuditLogError, match="has seen"):
             note_read("dataset", "d3", project)
+
+
+def test_a_head_of_before_the_own_last_line_is_compared_too(project, tmp_path):
+    log, alice = Project.open(project).log, load_signer(tmp_path / "alice.key")
+    heads = [log.append_event(alice, "note", {"number": number}) for number in range(3)]
+
+    with pytest.raises(AuditLogError, match="line 2 is another"):
+        log.append_event(alice, "note", {}, LogHead(2, heads[1].digest))
+    assert log.append_event(alice, "note", {}, LogHead(2, heads[0].digest)).num_events == 5
+
+
+def test_a_command_outside_of_a_project_hashes_and_logs_a_read_once(project, monkeypatch):
+    act_as(monkeypatch, project, "bob")
+    hashed = []
+    with LateGate("data build") as gate, enter_gate(gate):
+        for _ in range(2):
+            note_read("file", lambda: hashed.append(1) or "d1", project / "rows.jsonl")
+
+    assert (len(hashed), [entry.kind for entry in log_of(project)]) == (1, ["roles", "read"])
 
 
 def test_a_full_disk_leaves_no_half_line(project, monkeypatch):
