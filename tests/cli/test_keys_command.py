@@ -112,6 +112,16 @@ def test_limits_are_changed_while_a_server_runs_and_what_is_not_named_stays(caps
     assert server.find_caller(facts["secret"], "10.0.0.1") is None
 
 
+def test_each_option_of_a_limit_is_the_limit_of_its_name(capsys, access):
+    options = ("requests-per-minute", "tokens-per-minute", "requests-per-month", "tokens-per-month", "concurrency")
+    expected = {name.replace("-", "_"): number for number, name in enumerate(options)}
+    words = [word for number, name in enumerate(options) for word in (f"--{name}", number)]
+    made, changed = make(capsys, access, *words), make(capsys, access)
+
+    assert ask(capsys, "limit", changed["key"], *words, "--access", access)[1]["limits"] == expected
+    assert KeyStore.open(access).limits_of(made["key"]).model_dump() == expected
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.cli import run_command
-from phalanx.errors import AuditLogError, ConfigError
+from phalanx.cli.governance.passport import _check_stamps
+from phalanx.errors import AuditLogError, ConfigError, InputError
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.security.witness import TimestampAuthority
@@ -304,7 +305,12 @@ def test_facts_that_the_right_key_signs_anew_hold(server: Server) -> None:
     """So the same by another key is refused for its key, and for nothing else."""
     server.lie = signed_by("tsa")
     with serve(server) as url:
-        server.authority.request_timestamp(url, b"a head")
+        answer, checked = server.authority.request_timestamp(url, b"a head")
+
+    honest_stamp = (server.home / "honest.tsr").read_bytes()
+    assert answer != honest_stamp
+    assert checked == server.authority.check_timestamp(honest_stamp, b"a head")
+    assert checked.policy == POLICY
 
 
 def test_changed_bytes_of_a_stamp_never_change_what_it_says(server: Server) -> None:
@@ -321,6 +327,19 @@ def test_changed_bytes_of_a_stamp_never_change_what_it_says(server: Server) -> N
         except AuditLogError:
             refused += 1
     assert refused > len(whole) // 7 // 2
+
+
+@pytest.mark.parametrize(("kind", "has_head"), [("dataset", True), ("log of a run", False)])
+def test_a_time_stamp_of_what_has_no_log_or_no_head_is_asked_for_in_vain(
+    server: Server, tmp_path: Path, kind: str, has_head: bool
+) -> None:
+    content, head, authority = b"a head", tmp_path / "head.json", server.home / "ca.pem"
+    request = openssl("ts", "-query", "-sha256", "-cert", content=content)
+    (tmp_path / "head.json.tsr").write_bytes(server.answer(request))
+    assert "existed at" in _check_stamps("passport of a run", [head], [content], authority)[str(head)]
+
+    with pytest.raises(InputError, match="heads of a run's log"):
+        _check_stamps(kind, [head] * has_head, [content] * has_head, authority)
 
 
 def test_malformed_trust_is_named(tmp_path: Path) -> None:

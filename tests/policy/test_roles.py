@@ -1,7 +1,9 @@
 """Roles of a project: who may do what, four eyes, and an access log that shows every change."""
 
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,11 +16,13 @@ from phalanx.access_gate import check_caller, enter_gate, note_read, require_app
 from phalanx.cli import run_command
 from phalanx.cli.answers.tree import leaf_commands
 from phalanx.cli.outcome import build_command
+from phalanx.cli.role_gate import LateGate
 from phalanx.config import load_config
 from phalanx.data.shards import load_signer
 from phalanx.data.sources import TextConfig, open_source
+from phalanx.data.sources.files import SourceFile
 from phalanx.data.tasks import Columns, read_examples
-from phalanx.errors import AuditLogError, ConfigError, PhalanxError, RoleError
+from phalanx.errors import AuditLogError, ConfigError, DiskError, PhalanxError, RoleError
 from phalanx.evaluate.suite import text_suite
 from phalanx.policy import COMMANDS, Project, ProjectRoles, RoleGate, open_person_signer, sign_roles, verify_access_log
 from phalanx.policy.rights import right_of_call
@@ -200,6 +204,22 @@ def test_plain_text_is_logged_with_its_digest_before_it_is_read(project, monkeyp
     assert any(entry.kind == "refused" and entry.body["person"] == "nobody" for entry in log_of(project))
 
 
+def test_a_source_with_links_is_hashed_once_whatever_the_number_of_its_places(project, monkeypatch):
+    texts, places = write_texts(project / "texts"), [project / name for name in ("north", "south")]
+    for place in places:
+        place.mkdir()
+        (place / "letter.txt").write_text("a letter")
+        (texts / f"{place.name}.txt").symlink_to(place / "letter.txt")
+    act_as(monkeypatch, project, "bob")
+    hashed, opened = [], SourceFile.open_bytes
+    monkeypatch.setattr(SourceFile, "open_bytes", lambda file: hashed.append(file.name) or opened(file))
+
+    with RoleGate("data build", [project]) as gate, enter_gate(gate):
+        open_source(TextConfig(path=texts, linked_roots=tuple(places)))
+
+    assert sorted(hashed) == ["north.txt", "one.txt", "south.txt", "two.txt"]
+
+
 def test_plain_text_in_a_project_is_logged_by_a_command_outside_of_it(project, tmp_path, monkeypatch, capfd):
     """A recipe elsewhere names the texts; links to them lead around nothing either."""
     write_texts(project / "texts")
@@ -342,6 +362,81 @@ def test_a_line_that_is_cut_off_or_taken_out_is_found_by_who_has_seen_it(project
     path.write_bytes(b"".join((lines[0], lines[2])))
     with pytest.raises(AuditLogError, match="line 2"):
         verify_access_log(project)
+
+
+def test_a_line_is_added_without_reading_what_this_command_has_seen(project, monkeypatch):
+    act_as(monkeypatch, project, "bob")
+    sizes, read = [], os.read
+    with RoleGate("data sample", [project]) as gate, enter_gate(gate):
+        monkeypatch.setattr(os, "read", lambda fd, size: sizes.append(len(part := read(fd, size))) or part)
+        for number in range(20):
+            note_read("dataset", f"d{number}", project)
+            if number == 9:
+                # somebody else writes in between, and those lines are read
+                with RoleGate("data sample", [project]) as other:
+                    other.note_read("checkpoint", "c", project, is_sealed=False)
+        monkeypatch.undo()
+    act_as(monkeypatch, project, "bob")
+
+    assert verify_access_log(project).head.num_events == 22
+    assert sum(sizes) < 5 * (project / "access.jsonl").stat().st_size
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [lambda lines: lines[:-1], lambda lines: [*lines[:-1], lines[0]], lambda lines: [lines[0], lines[2]]],
+    ids=["cut", "exchanged", "taken out"],
+)
+def test_a_log_that_changes_within_a_command_is_found(project, monkeypatch, change, has_memory):
+    act_as(monkeypatch, project, "bob")
+    path = project / "access.jsonl"
+    with RoleGate("data sample", [project]) as gate, enter_gate(gate):
+        note_read("dataset", "d1", project)
+        note_read("dataset", "d2", project)
+        path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+        if not has_memory:
+            monkeypatch.setattr("phalanx.policy.gate.HeadMemory.read_head", lambda *_: None)
+        with pytest.raises(AuditLogError, match="has seen"):
+            note_read("dataset", "d3", project)
+
+
+def test_a_head_of_before_the_own_last_line_is_compared_too(project, tmp_path):
+    log, alice = Project.open(project).log, load_signer(tmp_path / "alice.key")
+    heads = [log.append_event(alice, "note", {"number": number}) for number in range(3)]
+
+    with pytest.raises(AuditLogError, match="line 2 is another"):
+        log.append_event(alice, "note", {}, LogHead(2, heads[1].digest))
+    assert log.append_event(alice, "note", {}, LogHead(2, heads[0].digest)).num_events == 5
+
+
+def test_a_command_outside_of_a_project_hashes_and_logs_a_read_once(project, monkeypatch):
+    act_as(monkeypatch, project, "bob")
+    hashed = []
+    with LateGate("data build") as gate, enter_gate(gate):
+        for _ in range(2):
+            note_read("file", lambda: hashed.append(1) or "d1", project / "rows.jsonl")
+
+    assert (len(hashed), [entry.kind for entry in log_of(project)]) == (1, ["roles", "read"])
+
+
+def test_a_full_disk_leaves_no_half_line(project, monkeypatch):
+    act_as(monkeypatch, project, "bob")
+    before, write = (project / "access.jsonl").read_bytes(), os.write
+
+    def write_half(fd: int, data: bytes) -> int:
+        if len(data) < 100:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[:-50])
+
+    with RoleGate("data sample", [project]) as gate, enter_gate(gate):
+        with monkeypatch.context() as patch, pytest.raises(DiskError, match="No space left"):
+            patch.setattr(os, "write", write_half)
+            note_read("dataset", "d1", project)
+        assert (project / "access.jsonl").read_bytes() == before
+        note_read("dataset", "d1", project)
+
+    assert log_of(project)[-1].body["digest"] == "d1"
 
 
 def test_another_first_owner_is_found_by_the_fingerprint_that_a_reader_keeps(project, tmp_path):

@@ -122,8 +122,7 @@ def stamp(
     if not entries:
         raise AuditLogError(f"{run_dir}: the log has no line yet")
     content = canonical_json(sign_head(owner, run, LogHead(len(entries), entries[-1].hex())))
-    answer = trusted.request_timestamp(server, content)
-    checked = trusted.check_timestamp(answer, content)
+    answer, checked = trusted.request_timestamp(server, content)
     replace_synced(out, content)
     replace_synced(out.with_name(out.name + STAMP_SUFFIX), answer)
     facts = {"line": len(entries), "existed": checked.time.isoformat(), "policy": checked.policy}

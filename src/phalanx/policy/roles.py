@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -114,7 +115,7 @@ class Project:
             raise RoleError(f"{path}: is not the file that {home / ACCESS_FILE} named last; put the newest one back")
         return cls(home, roles)
 
-    @property
+    @cached_property
     def log(self) -> AccessLog:
         """Who read what, and who was refused."""
         return AccessLog(self.home / ACCESS_FILE, self.roles.name)

@@ -92,6 +92,37 @@ def test_texts_beyond_a_line_are_cut(tmp_path):
     assert abs(len(texts["cut"].encode()) - MAX_TEXT_BYTES // 2) <= 3
 
 
+def test_long_texts_begin_a_further_file_so_that_a_start_reads_little(tmp_path):
+    identity = Identity.without_certificate("server")
+    sealer = TextSealer.read(make_reader_key(tmp_path / "reader.key"))
+    for _ in range(2):
+        with RequestLog(tmp_path, identity, max_file_bytes=100_000, sealer=sealer) as log:
+            for _ in range(3):
+                log.record_request(ALICE, dataclasses.replace(FACTS, texts=RequestTexts(["x" * 60_000], [])))
+
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("requests-*"))]
+    assert len(sizes) == 3
+    assert max(sizes) < 200_000
+    assert verify_request_log(tmp_path, identity.public) == {"request": 6, "continues": 2}
+
+
+def test_a_key_for_texts_takes_the_place_of_no_other_ones_public_half(tmp_path):
+    public = make_reader_key(tmp_path / "reader.key")
+    content = public.read_bytes()
+
+    with pytest.raises(CertificateError, match=r"reader\.key\.pub: exists already"):
+        make_reader_key(tmp_path / "reader.key")
+    (tmp_path / "reader.key").rename(tmp_path / "elsewhere.key")
+    with pytest.raises(CertificateError, match=r"reader\.key\.pub: exists already"):
+        make_reader_key(tmp_path / "reader.key")
+
+    assert public.read_bytes() == content
+    (tmp_path / "other.key").touch()
+    with pytest.raises(CertificateError, match=r"other\.key: exists already"):
+        make_reader_key(tmp_path / "other.key")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.key", "other.key", "reader.key.pub"]
+
+
 def test_what_is_no_key_for_texts_is_refused(tmp_path):
     (tmp_path / "no.pub").write_text("00" * 32)
     (tmp_path / "no.key").touch(mode=0o600)

@@ -19,6 +19,7 @@ from phalanx.serve.access import (
 from phalanx.serve.engine import EngineSettings
 from phalanx.serve.filters import FiltersConfig
 from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark, detect_mark
+from phalanx.serve.marks.wrapper import make_wrapper
 from tiny_served import NO_FILTERS, OPEN_LIMITS, add_key, running_server, serve_model, write_model
 
 CHAT = "/v1/chat/completions"
@@ -91,7 +92,8 @@ def test_texts_are_sealed_in_the_log_as_they_went_out(served, tmp_path):
     ):
         whole = http.post(CHAT, json={**BODY, "n": 2}).json()
         http.post(CHAT, json=forced)
-        http.post("/v1/embeddings", json={"model": "tiny", "input": "a heron"})
+        wrapper = make_wrapper((24).to_bytes(4, "big") + b"jumb" + bytes(16))
+        http.post("/v1/embeddings", json={"model": "tiny", "input": f"a heron{wrapper}"})
 
     lines = []
     access = tmp_path / "access"

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from late_imports import LateModule
+from phalanx.data.chat import ChatMessage
 from phalanx.errors import ModelError
 from phalanx.serve import TextModel
 from phalanx.serve.engine import (
@@ -34,7 +35,7 @@ from phalanx.serve.engine.chooser import check_finite
 from phalanx.serve.engine.int8 import Int8Linear
 from phalanx.serve.engine.packed import pack_model
 from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
-from tiny_served import END, UNMARKED, serve_model, write_model
+from tiny_served import END, END_TURN, UNMARKED, serve_model, write_model
 
 peft = LateModule("peft")
 
@@ -374,6 +375,28 @@ def test_a_schema_holds_and_its_end_ends_the_text(engine):
 )
 def test_other_grammars_hold(engine, grammar, texts):
     assert text_of(answers(engine, [ask("x", grammar=grammar)])[0]) in texts
+
+
+def test_a_chat_ends_with_its_turn_and_a_completion_goes_on(served, engine):
+    sampling = SamplingSettings(temperature=0.0, logit_bias={served.backend.token_to_id(END_TURN): 100.0})
+    chat = ask(None, messages=(ChatMessage(role="user", content="x"),), sampling=sampling)
+
+    (of_chat, of_text) = answers(engine, [chat, ask("x", sampling=sampling)])
+
+    assert (of_chat[-1].finish, of_chat[-1].num_tokens) == ("stop", 1)
+    assert (of_text[-1].finish, of_text[-1].num_tokens) == ("length", 24)
+
+
+def test_a_completion_under_a_grammar_ends_with_whatever_the_grammar_takes_for_its_end(served, engine):
+    turn_end = served.backend.token_to_id(END_TURN)
+    assert turn_end not in served.text_ends
+    sampling = SamplingSettings(temperature=0.0, logit_bias={turn_end: 100.0})
+    grammar = Grammar(kind="regex", source="a{1,9}")
+
+    (events,) = answers(engine, [ask("x", grammar=grammar, sampling=sampling, logprobs=0)])
+
+    assert (text_of(events), events[-1].finish) == ("a", "stop")
+    assert turn_end not in [score.token for score in scores_of(events)]
 
 
 def test_a_required_call_is_one_of_the_templates_form(served, engine):

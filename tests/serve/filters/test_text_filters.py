@@ -179,7 +179,20 @@ def test_a_classifier_of_the_user_refuses_a_passage_of_words_that_alone_say_noth
         assert weighed.check_output(text) == []
 
 
-@pytest.mark.parametrize("row", ["heron", "much\theron", "nan\theron", "2\t", "0.5\theron", "-3\theron"])
+def test_weights_of_decimal_places_reach_their_sum(tmp_path):
+    """0.7 + 0.2 + 0.1 is less than 1 where each sum is rounded."""
+    (tmp_path / "weights.tsv").write_text(
+        "0.7\tfuse\n0.2\tpipe\n0.1\tpowder\n1e308\tbomb\n1e308\tmine\n", encoding="utf-8"
+    )
+    filters = TextFilters(FiltersConfig(output=OutputFilters(topic_weights=tmp_path / "weights.tsv")))
+
+    with pytest.raises(TextRefused, match="topic_classifier"):
+        filters.check_output("a fuse, powder and a pipe")
+    with pytest.raises(TextRefused, match="topic_classifier"):
+        filters.check_output("a bomb, and a mine")
+
+
+@pytest.mark.parametrize("row", ["heron", "much\theron", "nan\theron", "inf\theron", "2\t", "0.5\theron", "-3\theron"])
 def test_weights_that_decide_nothing_are_refused(tmp_path, row):
     (tmp_path / "weights.tsv").write_text(row + "\n", encoding="utf-8")
 

@@ -1,15 +1,16 @@
 """Claims of engines and tricks of clients that would make an answer cheaper, unfiltered or unseen."""
 
 import asyncio
+import contextlib
 import json
 from types import SimpleNamespace
 
 import pytest
 
-from phalanx.serve.access import Caller
+from phalanx.serve.access import Caller, RequestRefused
 from phalanx.serve.filters import TextFilters
 from phalanx.serve.gateway import GatewayLimits
-from phalanx.serve.gateway.answers import AnswerFacts
+from phalanx.serve.gateway.answers import AnswerFacts, clean_answer
 from phalanx.serve.gateway.app import _Entry
 from phalanx.serve.gateway.requests import ROUTES, read_request
 from phalanx.serve.gateway.streams import AnswerStream
@@ -46,6 +47,17 @@ def relay(request, parts: list[dict | str]) -> tuple[bytes, tuple[int, int]]:
     with entry:
         events = asyncio.run(collect())
     return events, paid[0]
+
+
+@pytest.mark.parametrize(("second", "kept"), [("bye", ["hi", "bye"]), (PLANTED, [])])
+def test_of_a_whole_answer_all_texts_are_kept_or_none(second, kept):
+    """A filter that refuses one choice keeps back all: the log does not say that the others went out."""
+    choices = [{"index": index, "message": {"content": text}} for index, text in enumerate(("hi", second))]
+    facts = AnswerFacts(answers={})
+    with contextlib.suppress(RequestRefused):
+        clean_answer(json.dumps({"id": "c", "choices": choices}).encode(), read(n=2), TextFilters(), facts)
+
+    assert ["".join(pieces) for pieces in facts.answers.values()] == kept
 
 
 def chunk(text: str = "", finish: str | None = None, **more) -> dict:

@@ -108,10 +108,7 @@ def serve(
         )
         policy = MarkPolicy.model_validate({"mark": "off" if mark_keys is None else mark, "greedy": mark_greedy})
         engine = EngineSettings(
-            max_rows=max_rows,
-            max_waiting=max_waiting,
-            max_cache_tokens=max_cache_tokens,
-            reproducible=reproducible,
+            max_rows=max_rows, max_waiting=max_waiting, max_cache_tokens=max_cache_tokens, reproducible=reproducible
         )
     except ValidationError as exc:
         raise config_error(exc) from exc

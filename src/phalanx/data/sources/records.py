@@ -4,6 +4,7 @@ A file is cut in one pass with one record in memory. What is longer than a recor
 counted and passed over. The raw bytes of all records of a file are the bytes of the file, unpacked.
 """
 
+import functools
 import hashlib
 import math
 from abc import ABC, abstractmethod
@@ -103,9 +104,10 @@ class RecordFiles(ABC):
         self._options = config.model_dump(mode="json", exclude={"path", "linked_roots"})
         self._files = list_all(config.path, suffixes, config.linked_roots)
         read = [file for file in self._files if file.passed_over is None]
+        digest = functools.cache(functools.partial(fingerprint_files, read))
         for place in [config.path, *config.linked_roots, *(file.path for file in read if file.linked_to)]:
             if isinstance(place, Path):
-                note_read(f"{config.kind} files", lambda: fingerprint_files(read), place)
+                note_read(f"{config.kind} files", digest, place)
 
     @property
     def files(self) -> Sequence[SourceFile]:

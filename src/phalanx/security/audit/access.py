@@ -31,11 +31,13 @@ class AccessLog:
 
     Guarantees:
         `append_event` refuses a file whose last line is cut, or that lacks the line of a head that the caller
-        remembers. It hashes all lines and checks the signature of none; `read_access_log` checks each.
+        remembers, or the last line that this object wrote, from which on it reads the file. It checks the signature of
+        no line; `read_access_log` checks each.
     """
 
     def __init__(self, path: Path, scope: str) -> None:
         self._path, self._scope = path, scope
+        self._last, self._last_offset = first_head(scope), 0
 
     def append_event(
         self, signer: PersonSigner, kind: str, body: dict[str, Any], known: LogHead | None = None
@@ -49,35 +51,41 @@ class AccessLog:
             fcntl.flock(fd, fcntl.LOCK_EX)
             head = self._find_head(fd, known)
             line = self._sign_line(signer, kind, body, head)
-            os.write(fd, line + b"\n")
-            os.fsync(fd)
+            offset = os.fstat(fd).st_size
+            _write_line(fd, line + b"\n", offset)
         except OSError as exc:
             raise DiskError(f"{self._path}: cannot be written ({exc.strerror})") from exc
         finally:
             os.close(fd)
-        return next_head(head, line)
+        self._last, self._last_offset = next_head(head, line), offset
+        return self._last
 
     def _find_head(self, fd: int, known: LogHead | None) -> LogHead:
-        content = b""
+        # lines before the last one of this object were there when it was written, and a head of then is in them
+        is_later = known is None or known.num_events >= self._last.num_events
+        first, offset = (max(self._last.num_events - 1, 0), self._last_offset) if is_later else (0, 0)
+        lines = self._read_lines(fd, offset)
+        head, num_lines = first_head(self._scope), first + len(lines)
+        for seen in (self._last, known):
+            if seen is None or not seen.num_events:
+                continue
+            if seen.num_events > num_lines:
+                raise AuditLogError(f"{self._path}: lacks lines: this person has seen {seen.num_events}; put it back")
+            if next_head(head, lines[seen.num_events - first - 1]).digest != seen.digest:
+                raise AuditLogError(f"{self._path}: line {seen.num_events} is another than this person has seen")
+        return LogHead(num_lines, next_head(head, lines[-1]).digest) if lines else head
+
+    def _read_lines(self, fd: int, offset: int) -> list[bytes]:
+        if os.fstat(fd).st_size > _MAX_LOG_BYTES:
+            raise AuditLogError(f"{self._path}: is too large; move the project's log to a new project")
+        os.lseek(fd, offset, os.SEEK_SET)
+        parts: list[bytes] = []
         while part := os.read(fd, 2**20):
-            content += part
-            if len(content) > _MAX_LOG_BYTES:
-                raise AuditLogError(f"{self._path}: is too large; move the project's log to a new project")
-        lines = content.split(b"\n")
+            parts.append(part)
+        lines = b"".join(parts).split(b"\n")
         if lines.pop():
             raise AuditLogError(f"{self._path}: its last line is cut off; put the whole log back")
-        head = first_head(self._scope)
-        if known is not None and known.num_events > len(lines):
-            raise AuditLogError(
-                f"{self._path}: has {len(lines)} lines, and this person has seen {known.num_events}; put the log back"
-            )
-        if (
-            known is not None
-            and known.num_events
-            and next_head(head, lines[known.num_events - 1]).digest != known.digest
-        ):
-            raise AuditLogError(f"{self._path}: line {known.num_events} is another than this person has seen")
-        return LogHead(len(lines), next_head(head, lines[-1]).digest) if lines else head
+        return lines
 
     def _sign_line(self, signer: PersonSigner, kind: str, body: dict[str, Any], head: LogHead) -> bytes:
         event = {
@@ -92,6 +100,18 @@ class AccessLog:
         line = canonical_json(event)
         parse_canonical(line)
         return line
+
+
+def _write_line(fd: int, line: bytes, offset: int) -> None:
+    """Write a whole line, or none: half a line would stop everybody who is to write the next one."""
+    try:
+        written = 0
+        while written < len(line):
+            written += os.write(fd, line[written:])
+        os.fsync(fd)
+    except OSError:
+        os.ftruncate(fd, offset)
+        raise
 
 
 def read_access_log(path: Path, scope: str, known: LogHead | None = None) -> Iterator[LogEntry]:

@@ -74,6 +74,11 @@ class AuditLog(Closeable):
         return self._head
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of all lines; 0 of a closed log."""
+        return os.fstat(self._fd).st_size if self._fd >= 0 else 0
+
+    @property
     def signed_head(self) -> dict[str, Any]:
         """The same as JSON data that proves itself, see `read_head`."""
         return sign_head(self._identity, self._run, self._head)

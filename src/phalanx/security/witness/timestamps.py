@@ -52,8 +52,8 @@ class TimestampAuthority:
     certificates: bytes
     policy: str | None = None
 
-    def request_timestamp(self, url: str, content: bytes) -> bytes:
-        """Have a server stamp some bytes, check its answer, and return it.
+    def request_timestamp(self, url: str, content: bytes) -> tuple[bytes, Timestamp]:
+        """Have a server stamp some bytes, and return its answer with what was checked of it.
 
         Raises:
             AuditLogError: Nobody answers, or the answer does not hold; the nonce of the request is compared as well.
@@ -67,8 +67,7 @@ class TimestampAuthority:
             raise AuditLogError(f"{url[:200]}: does not answer as a server of time stamps ({exc})") from exc
         if status != HTTPStatus.OK:
             raise AuditLogError(f"{url[:200]}: answers with status {status}, expected a time stamp")
-        self.check_timestamp(answer, content, request.nonce)
-        return answer
+        return answer, self.check_timestamp(answer, content, request.nonce)
 
     def check_timestamp(self, stamp: bytes, content: bytes, nonce: int | None = None) -> Timestamp:
         """Check offline that a stamp is of these bytes and of this authority.

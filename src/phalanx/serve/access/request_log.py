@@ -2,8 +2,8 @@
 
 Where the operator asks for texts, they are in the line as well, sealed for a key that the server does not have.
 
-ACCESS_DIR/log/requests-NNNNNN.jsonl. A file is a log of its own, of at most so many lines that a server reads it again
-at its start; the first line of each further file names the end of the one before it.
+ACCESS_DIR/log/requests-NNNNNN.jsonl. A file is a log of its own, no longer than a server reads again at its start;
+the first line of each further file names the end of the one before it.
 """
 
 import re
@@ -24,7 +24,8 @@ from phalanx.serve.access.sealed_texts import SEALED_KEY, RequestTexts, TextSeal
 LOG_FOLDER, LOG_RUN = "log", "serve"
 _FILE_NAME = re.compile(r"requests-([0-9]{6})\.jsonl")
 _SECRET_START = re.compile(r"phx_[a-z2-7]{4,}(_[a-z2-7]*)?")
-_MAX_LINES = 5000
+_MAX_LINES, _MAX_FILE_BYTES = 5000, 64 * 1024 * 1024
+"""Of one file, after which the next one begins; sealed texts make lines of up to 3 MB."""
 _MAX_WORD, _MAX_WORDS = 100, 50
 _CONTINUES, _REQUEST, _REFUSED = "continues", "request", "refused"
 
@@ -58,6 +59,7 @@ class RequestLog(Closeable):
     Args:
         directory: Folder of the log files, made where missing.
         max_lines: Lines of one file, after which the next one begins.
+        max_file_bytes: Bytes of one file, after which the next one begins.
         sealer: Seals texts of requests; None writes none.
 
     Raises:
@@ -70,9 +72,15 @@ class RequestLog(Closeable):
     """
 
     def __init__(
-        self, directory: Path, identity: Identity, max_lines: int = _MAX_LINES, sealer: TextSealer | None = None
+        self,
+        directory: Path,
+        identity: Identity,
+        max_lines: int = _MAX_LINES,
+        max_file_bytes: int = _MAX_FILE_BYTES,
+        *,
+        sealer: TextSealer | None = None,
     ) -> None:
-        self._sealer = sealer
+        self._sealer, self._max_file_bytes = sealer, max_file_bytes
         self._directory, self._identity, self._max_lines = directory, identity, max_lines
         self._refused: Counter[str] = Counter()
         files = log_files(directory)
@@ -133,7 +141,7 @@ class RequestLog(Closeable):
         self._log.close()
 
     def _append(self, kind: str, body: dict[str, object]) -> None:
-        if self._log.current_head.num_events >= self._max_lines:
+        if self._log.current_head.num_events >= self._max_lines or self._log.size_bytes >= self._max_file_bytes:
             self._begin_file()
         self._log.append_event(kind, body)
 

@@ -63,7 +63,8 @@ class TextSealer:
         """Return the texts of one request, in base64.
 
         Args:
-            place: Further facts of the line; the texts open with these alone.
+            place: Further facts of the line; the texts open with these alone. Number and time of the line are not among
+                them: that texts stand in their line is what the server's signature says.
         """
         content = canonical_json({"prompts": list(texts.prompts), "answers": list(texts.answers)})
         if len(content) > MAX_TEXT_BYTES:
@@ -72,11 +73,25 @@ class TextSealer:
 
 
 def make_reader_key(path: Path) -> Path:
-    """Make the key that opens texts, in a new file of mode 0600, and return the file of its public half."""
+    """Make the key that opens texts, in a new file of mode 0600, and return the file of its public half.
+
+    Raises:
+        CertificateError: One of both files exists already, or cannot be written. A public half that is there stays:
+            servers may seal by it for a key that was taken elsewhere.
+    """
     key = HybridSealKey.generate()
     public = path.with_name(path.name + _PUBLIC_SUFFIX)
-    write_private(path, key.secret_bytes)
-    public.write_text(key.public_bytes.hex() + "\n", encoding="ascii")
+    try:
+        with public.open("x", encoding="ascii") as file:
+            write_private(path, key.secret_bytes)
+            file.write(key.public_bytes.hex() + "\n")
+    except FileExistsError as exc:
+        raise CertificateError(f"{public}: exists already and is not overwritten; choose another place") from exc
+    except OSError as exc:
+        raise CertificateError(f"{public}: cannot be written ({exc.strerror})") from exc
+    except CertificateError:
+        public.unlink(missing_ok=True)
+        raise
     return public
 
 
@@ -85,7 +100,7 @@ def open_texts(lines: Sequence[LogEntry], key_path: Path, directory: Path) -> It
 
     Raises:
         CertificateError: The file holds no such key.
-        SignatureError: Texts do not open with this key, or stand in another line than the one they were sealed for.
+        SignatureError: Texts do not open with this key, or stand in a line of other facts than they were sealed for.
     """
     try:
         key = HybridSealKey.from_bytes(read_private(key_path, "phalanx keys text-key makes it"))

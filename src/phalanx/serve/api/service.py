@@ -107,7 +107,7 @@ class ModelReply:
         reads: Sizes and scores of the prompts that are read so far.
         notes: Notes of the filters of input and output.
         marks: Kind of mark of each choice that is over.
-        answers: Text of each choice that has gone out; None where nobody wants it.
+        answers: Pieces of the text of each choice that have gone out; None where nobody wants them.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ModelReply:
         self.marks: list[str] = []
         self.usage = Usage(prompt_tokens=sum(map(len, prompts)))
         self.verdicts: list[str] = []
-        self.answers: dict[int, str] | None = {} if keeps_answers else None
+        self.answers: dict[int, list[str]] | None = {} if keeps_answers else None
         self._filters = filters
         self._streams: list[EventStream] = []
         self._stack = AsyncExitStack()
@@ -195,7 +195,7 @@ class ModelReply:
     ) -> list[ReplyEvent]:
         state.num_released += len(released)
         if self.answers is not None:
-            self.answers[choice] = self.answers.get(choice, "") + released
+            self.answers.setdefault(choice, []).append(released)
         plain, calls = (released, []) if state.tools is None else state.tools.feed_text(released)
         if is_end and state.tools is not None:
             rest, last_calls = state.tools.close()
@@ -302,7 +302,7 @@ class Service:
         except BudgetExceeded as exc:
             raise _refuse_budget(exc) from exc
         sizes = {"prompt_tokens": num_tokens}
-        logged = _texts_of(requests, []) if self.access.request_log.seals_texts else None
+        logged = _texts_of(admitted, []) if self.access.request_log.seals_texts else None
         facts = RequestFacts(route=route, model_digest=card.digest, status=200, sizes=sizes, texts=logged)
         self.access.request_log.record_request(caller, facts)
         return vectors, num_tokens
@@ -389,7 +389,9 @@ class Service:
             sizes={"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
             verdicts=[*reply.verdicts, *(f"{note.filter}:{note.kind}" for note in reply.notes)],
             mark=", ".join(sorted(set(reply.marks))),
-            texts=None if reply.answers is None else _texts_of(reply.requests, list(reply.answers.values())),
+            texts=None
+            if reply.answers is None
+            else _texts_of(reply.requests, list(map("".join, reply.answers.values()))),
         )
         self.access.request_log.record_request(caller, facts)
 

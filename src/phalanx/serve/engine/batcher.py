@@ -365,7 +365,8 @@ class BatchingEngine:
 
     def _write_token(self, row: WrittenChoice, score: TokenScore) -> None:
         row.ids.append(score.token)
-        is_turn = row.job.request.messages is not None
+        # a grammar is compiled with all ends of a turn, and is over with each of them
+        is_turn = row.job.request.messages is not None or row.chooser.grammar is not None
         if score.token in (self.served.turn_ends if is_turn else self.served.text_ends):
             # who scores a prompt drops the last score, which is the written token's: it has to be there
             self._end_row(row, "stop", (score,) if row.job.request.echo else ())

@@ -31,20 +31,24 @@ class TopicWeights:
     def __init__(self, file: Path) -> None:
         weights: dict[str, float] = {}
         for number, entry in enumerate(read_entries([file]), start=1):
-            weight, _, phrase = entry.partition("\t")
+            text, _, phrase = entry.partition("\t")
             try:
-                weights[phrase.strip()] = float(weight)
+                weight = float(text)
             except ValueError:
-                weights[""] = math.nan
-            if "" in weights or not 0 < weights[phrase.strip()] < math.inf:
+                weight = math.nan
+            if not phrase.strip() or not 0 < weight < math.inf:
                 raise DataError(
                     f"{file}, entry {number}: expected a weight above 0, a tab and a phrase, such as 0.5\\theron"
                 )
+            weights[phrase.strip()] = weight
         self._phrases = Phrases(_KIND, list(weights))
         self._weights = [0.0] * len(self._phrases.entries)
         for phrase, value in weights.items():
-            self._weights[self._phrases.find_index(phrase)] += value
-        if sum(self._weights) < 1:
+            index = self._phrases.find_index(phrase)
+            # more than 1 decides no more than 1, and sums of the largest floats have no number
+            self._weights[index] = min(self._weights[index] + value, 1.0)
+        # `fsum` rounds once: 0.7, 0.2 and 0.1 make 1
+        if math.fsum(self._weights) < 1:
             raise DataError(f"{file}: its weights never sum to 1, so that no text has the topic; scale them")
 
     def find(self, text: str, is_cut: bool) -> Iterator[Finding]:
@@ -53,7 +57,7 @@ class TopicWeights:
         hits = sorted((start, end, index) for index, start, end in self._phrases.find_entries(text))
         for number, (first, _, _) in enumerate(hits):
             passage = [(end, index) for _, end, index in hits[number:] if end <= first + SPAN]
-            if sum(self._weights[index] for index in {index for _, index in passage}) >= 1:
+            if math.fsum(self._weights[index] for index in {index for _, index in passage}) >= 1:
                 yield Finding(_KIND, first, max(end for end, _ in passage))
 
     def open_start(self, text: str) -> int:

@@ -39,7 +39,7 @@ class AnswerFacts:
         num_bytes: Bytes that came from the engine.
         has_ended: The engine has sent all of it; its count before that is no count of the whole.
         is_complete: The client got all that it was to get.
-        answers: Texts that went out, by their place; None where nobody wants them.
+        answers: Pieces of the texts that went out, by their place; None where nobody wants them.
     """
 
     prompt_tokens: int | None = None
@@ -49,7 +49,7 @@ class AnswerFacts:
     num_bytes: int = 0
     has_ended: bool = False
     is_complete: bool = False
-    answers: dict[object, str] | None = None
+    answers: dict[object, list[str]] | None = None
 
     def read_usage(self, usage: Any) -> None:
         """Take the counts out of an engine's usage; a value that makes no sense is ignored."""
@@ -75,8 +75,8 @@ class AnswerFacts:
 
     def keep_answer(self, place: object, text: str) -> None:
         """Remember a piece of a text that goes out, where texts are wanted."""
-        if self.answers is not None:
-            self.answers[place] = self.answers.get(place, "") + text
+        if self.answers is not None and text:
+            self.answers.setdefault(place, []).append(text)
 
     def add_notes(self, stream: StreamFilter) -> None:
         """Remember the notes of a filter on a text that passed."""
@@ -156,7 +156,8 @@ def clean_answer(body: bytes, request: ForwardedRequest, filters: TextFilters, f
     answer = parse_answer(body, request)
     facts.has_ended = True
     facts.read_usage(answer.get("usage"))
-    for text in answer_texts(answer):
+    texts = list(answer_texts(answer))
+    for text in texts:
         stream = filters.open_stream()
         try:
             stream.feed(text)
@@ -167,7 +168,9 @@ def clean_answer(body: bytes, request: ForwardedRequest, filters: TextFilters, f
             raise RequestRefused(403, REFUSED, message) from exc
         finally:
             facts.add_notes(stream)
-        facts.keep_answer(len(facts.answers or ()), text)
+    # a text goes out where none of the answer is refused
+    for place, text in enumerate(texts):
+        facts.keep_answer(place, text)
     if request.route.name != "embeddings":
         answer["phalanx"] = facts.describe_origin(answer.get("phalanx"))
     return answer

@@ -182,7 +182,7 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
         self._request_log, self._caller, self._forwarded = request_log, caller, forwarded
         self._reservation = reservation
         self._is_finished = False
-        answers: dict[object, str] | None = {} if request_log.seals_texts else None
+        answers: dict[object, list[str]] | None = {} if request_log.seals_texts else None
         self.facts = AnswerFacts(verdicts=dict.fromkeys(forwarded.notes), answers=answers)
         self.backend: RemoteEngine | None = None
         self.refusal: RequestRefused | None = None
@@ -221,7 +221,7 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
                 mark=", ".join(dict.fromkeys(facts.marks)),
                 texts=None
                 if facts.answers is None
-                else RequestTexts([self._forwarded.prompts], list(facts.answers.values())),
+                else RequestTexts([self._forwarded.prompts], list(map("".join, facts.answers.values()))),
             ),
         )
 
