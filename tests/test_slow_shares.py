@@ -122,10 +122,11 @@ def test_a_drawn_test_without_a_record_is_guessed_at_a_second(lab):
     lab.makeini("[pytest]\nmarkers = slow")
     lab.makepyfile(test_three=DRAWN)
 
-    done = lab.runpytest_subprocess("-m", "slow", "--share=0/1", "--budget-s=20")
+    done = lab.runpytest_subprocess("-m", "slow", "--share=0/1", "--budget-s=20", "-v")
 
     assert "1 not run" in done.stdout.str()
     done.assert_outcomes(passed=1)
+    done.stdout.fnmatch_lines("*::test_drawn PASSED*")
 
 
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])

@@ -182,3 +182,22 @@ def test_a_file_that_is_no_config_is_refused(content: str, tmp_path: Path) -> No
 def test_an_unknown_model_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="choices: bloom-560m, gpt2"):
         open_model_shape("gpt5")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mlp_only_layers": [0]}, r"mlp_only_layers: found \[0\]; only \[\] can be planned"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step: found 2; only 1 can be planned"),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok: found 5; expected at most its 4 experts"),
+        # its default is 8
+        ({"num_experts": 7}, "num_experts_per_tok: found 8; expected at most its 7 experts"),
+    ],
+)
+def test_a_mixture_that_no_single_block_size_describes_is_refused(changes: dict[str, object], reason: str) -> None:
+    mixture = {"model_type": "qwen3_moe", **PLANNED_SIZES, "num_key_value_heads": 4}
+    plain: dict[str, object] = {"mlp_only_layers": [], "decoder_sparse_step": 1, "num_experts": 8}
+    assert shape_of(mixture | plain) == shape_of(mixture | {"num_experts": 8})
+
+    with pytest.raises(ModelError, match=reason):
+        shape_of(mixture | changes)

@@ -1,11 +1,12 @@
 """What a run file says of the order of its data: a dataset of shards, phases, limits and packing."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.config.strict import later_key
 from phalanx.data.sources.files import Location
 
 GroupName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\z")]
@@ -52,13 +53,7 @@ class DatasetConfig(StrictModel):
     key_file: Path | None = None
     groups: Annotated[tuple[GroupName, ...], Field(max_length=1000)] = ()
     weights: Weights = Field(default={})
-    stream: StreamConfig | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a stream that is not there, so that run files of before keep their digests."""
-        sections: dict[str, Any] = write(self)
-        return {name: value for name, value in sections.items() if name != "stream" or value is not None}
+    stream: StreamConfig | None = later_key(None)
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:

@@ -11,6 +11,7 @@ from phalanx.data.shards import (
     DatasetWriter,
     DocumentEntry,
     SealKey,
+    TokenSource,
     document_digest,
     fingerprint_of,
     load_signer,
@@ -356,7 +357,13 @@ def test_facts_that_do_not_fit_the_documents_are_refused(tmp_path: Path) -> None
         writer.finish_dataset(FACTS, signer)
 
 
-def test_a_signed_dataset_with_tokens_beyond_its_vocabulary_is_refused_at_the_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_signed_dataset_with_tokens_beyond_its_vocabulary_is_refused_at_the_read(
+    tmp_path: Path, is_streamed: bool
+) -> None:
+    def fetch(name: str, begin: int, stop: int) -> bytes:
+        return (tmp_path / name).read_bytes()[begin:stop]
+
     tokenizer = FACTS.tokenizer.model_copy(update={"vocab_size": 2})
     with DatasetWriter(tmp_path, "<u2") as writer:
         part = writer.part_writer("web", "train")
@@ -364,8 +371,9 @@ def test_a_signed_dataset_with_tokens_beyond_its_vocabulary_is_refused_at_the_re
         part.max_token_id = 0
         writer.finish_dataset(FACTS.model_copy(update={"tokenizer": tokenizer}), Identity.without_certificate("signer"))
 
+    dataset = open_dataset(tmp_path, stream=TokenSource(fetch, 2**22) if is_streamed else None)
     with pytest.raises(DataError, match="leaf 0 has token 5, but the vocabulary has 2"):
-        open_dataset(tmp_path).tokens("web", "train").read_tokens(0, 1)
+        dataset.tokens("web", "train").read_tokens(0, 1)
 
 
 def test_a_further_file_that_was_altered_is_named(tmp_path: Path) -> None:

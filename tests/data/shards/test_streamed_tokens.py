@@ -88,6 +88,30 @@ def test_the_cache_is_bounded_and_what_it_dropped_is_fetched_and_checked_again(t
     assert len(store.requests) == 2 * -(-size // (2 * LEAF))
 
 
+def test_of_the_cache_what_was_not_read_for_longest_goes_first(tmp_path):
+    make_dataset(tmp_path / "set", 300, shard_tokens=10_000)
+    store = Store(tmp_path / "set")
+    # two blocks of two leaves
+    dataset = streamed(tmp_path / "set", store, cache_bytes=4 * LEAF)
+    stream = dataset.tokens(*first_part(dataset))
+
+    for leaf in (0, 1, 2, 3, 0, 1, 4, 0, 1):
+        stream[leaf * LEAF // 2 : leaf * LEAF // 2 + 1]
+
+    assert [begin // LEAF for _, begin, _ in store.requests] == [0, 2, 4]
+
+
+def test_a_leaf_that_comes_while_it_is_kept_counts_once(tmp_path):
+    make_dataset(tmp_path / "set", 300, shard_tokens=10_000)
+    dataset = streamed(tmp_path / "set", Store(tmp_path / "set"), cache_bytes=5 * LEAF)
+    stream = dataset.tokens(*first_part(dataset))
+
+    for start in np.random.default_rng(5).integers(0, len(stream) - 1, 200):
+        stream[start : start + 1]
+
+    assert dataset._store._plain_bytes == sum(map(len, dataset._store._plain.values()))
+
+
 def test_a_store_that_gives_other_bytes_later_is_found_out(tmp_path):
     make_dataset(tmp_path / "set", 300, shard_tokens=10_000)
     store = Store(tmp_path / "set", lies_from=6)
@@ -180,10 +204,11 @@ def test_a_quota_ends_a_run_before_the_store_is_asked_for_more(stored):
     name = next(str(path.relative_to(home)) for path in home.rglob("tokens-00000"))
     assert len(fetcher.fetch_bytes(name, 0, 600)) == 600
 
-    with pytest.raises(DataError, match=r"600 bytes were fetched, and 200 more exceed max_fetched_bytes = 700"):
-        fetcher.fetch_bytes(name, 600, 800)
+    assert len(fetcher.fetch_bytes(name, 600, 700)) == 100
+    with pytest.raises(DataError, match=r"700 bytes were fetched, and 1 more exceed max_fetched_bytes = 700"):
+        fetcher.fetch_bytes(name, 700, 701)
 
-    assert fetcher.fetched_bytes == 600
+    assert fetcher.fetched_bytes == 700
 
 
 def test_a_directory_is_not_streamed_and_no_stream_leaves_the_digest_as_it_was():

@@ -49,6 +49,16 @@ class ConfigKeys:
             raise ModelError(f"{self._where}: {name}: found {value!r}; expected true or false")
         return value
 
+    def require_value(self, name: str, expected: object) -> None:
+        """Refuse any other value; a key that is missing or null has the expected one."""
+        value = self._config.get(name)
+        if value is not None and value != expected:
+            raise self.refusal(name, value, f"only {expected!r} can be planned")
+
+    def refusal(self, name: str, value: object, cure: str) -> ModelError:
+        """Return the error about a key's value."""
+        return ModelError(f"{self._where}: {name}: found {str(value)[:100]}; {cure}")
+
     def read_share(self, name: str, default: float) -> float:
         """Return a number from 0 to 1."""
         value = self._config.get(name)

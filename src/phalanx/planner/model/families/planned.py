@@ -154,9 +154,14 @@ class PlannedFamily:
 
 def _with_experts(shape: ModelShape, rule: ExpertsRule, keys: ConfigKeys) -> ModelShape:
     """Add router and experts to a block without an MLP: what a token is multiplied with, and what is held."""
-    width, asked = (keys.read_size(key, default=size) for key, size in (rule.width, rule.asked))
+    width = keys.read_size(rule.width[0], default=rule.width[1])
     count = keys.read_size("num_experts", "num_local_experts", default=rule.count)
+    asked = keys.read_size(rule.asked[0], default=rule.asked[1])
+    if asked > count:
+        raise keys.refusal(rule.asked[0], asked, f"expected at most its {count} experts")
     always = 0 if rule.shared is None else keys.read_size(rule.shared[0], default=rule.shared[1])
+    for key, plain in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
+        keys.require_value(key, plain)
     hidden = shape.hidden
     beside = hidden * count + (always and hidden * (3 * always + 1))
     return replace(
