@@ -44,7 +44,7 @@ def test_processes_write_texts_and_the_liar_among_them_is_shut_out(policy, reque
     (verdict,) = company.verdicts
     assert [one.ids for one in found] == [one.ids for one in alone]
     assert (verdict.party, verdict.offence) == ("writer-1", "draw")
-    assert not any(processes.is_alive(name) for name in names)
+    assert not any(processes.is_running(name) for name in names)
     facts = explain_any_evidence(tmp_path / verdict.evidence, pki / "authority.pem", None)
     assert facts["conclusion"].startswith("holds: writer-1")
 

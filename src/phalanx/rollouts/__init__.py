@@ -16,6 +16,7 @@ from phalanx.rollouts.verdict import (
 )
 
 if TYPE_CHECKING:
+    from phalanx.rollouts.company import RolloutCompany as RolloutCompany
     from phalanx.rollouts.generate import generate_rollouts as generate_rollouts
     from phalanx.rollouts.judgement import (
         BorderTally as BorderTally,

@@ -122,6 +122,12 @@ class RolloutCompany:
         self.costs.tokens += sum(len(text.ids) for text in by_place.values())
         return tuple(by_place[place] for place in request.text_places)
 
+    def dismiss_revoked(self, reasons: Mapping[str, str], step: int) -> None:
+        """Leave workers out whose certificate the owner has revoked, by name with the owner's reason."""
+        for name in self.active_workers:
+            if name in reasons:
+                self._dismiss_worker(name, step, "revoked", f"its certificate was revoked: {reasons[name]}")
+
     def close(self) -> None:
         """Look at the messages that have come since, and tell the workers that no further request comes."""
         while (item := self._endpoint.receive_item(0.0)) is not None:

@@ -2,11 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.config.strict import later_key
+from phalanx.pipeline.protocol.message import PartyName
 from phalanx.rollouts.verdict import RolloutTolerance
-from phalanx.transport import JoiningWorkerConfig
+from phalanx.transport import JoiningWorkerConfig, TransportConfig
 
 BATCH_ROWS = 64
 
@@ -33,13 +35,32 @@ class RolloutsConfig(StrictModel):
     """The section ``[rollouts]`` of a run file: workers that are not trusted write its texts.
 
     Attributes:
-        workers: Number of processes on this machine.
-        threads: Threads of tensor kernels per worker.
+        workers: Number of processes on this machine; 0 with workers on other machines.
+        threads: Threads of tensor kernels per process on this machine.
+        remote_workers: Names of workers on other machines, which `phalanx invite` certifies.
+        pki: Directory of the authority that certifies them.
+        transport: Address at which the owner awaits them, deadlines and bounds.
     """
 
-    workers: int = Field(ge=1, le=256)
+    workers: int = Field(default=0, ge=0, le=256)
     threads: int = Field(default=1, ge=1, le=1024)
     check: RolloutCheck = RolloutCheck()
+    remote_workers: tuple[PartyName, ...] = later_key((), max_length=256)
+    pki: str | None = later_key(None)
+    transport: TransportConfig = later_key(TransportConfig())
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> "RolloutsConfig":
+        remote = self.remote_workers
+        if bool(remote) == bool(self.workers):
+            raise ValueError("expected workers = N on this machine, or remote_workers with names; give one of both")
+        if len(set(remote)) != len(remote) or "owner" in remote:
+            raise ValueError("remote_workers must be distinct names and none may be 'owner'")
+        if bool(remote) != (self.pki is not None):
+            raise ValueError("remote_workers and pki = DIR, where `phalanx invite` makes an authority, need each other")
+        if not remote and self.transport != TransportConfig():
+            raise ValueError("transport is for remote_workers; workers on this machine need none")
+        return self
 
 
 class RolloutWorkerConfig(JoiningWorkerConfig):

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from phalanx.errors import PeerLostError
 from phalanx.rollouts.company import RolloutCompany
 from phalanx.rollouts.config import RolloutCheck, RolloutWorkerConfig
 from phalanx.rollouts.evidence import EvidenceDirectory
@@ -38,6 +39,7 @@ def rollout_company(
     processes: LocalWorkerProcesses | None = None,
     reward: RewardRule | None = None,
     announce: Callable[[str], None] = lambda address: None,
+    note_absent: Callable[[str, PeerLostError], None] | None = None,
 ) -> Iterator[RolloutCompany]:
     """Start or await workers, let them write texts, and end them whatever happens.
 
@@ -47,11 +49,15 @@ def rollout_company(
         processes: Starts local ones; left out, workers are started by hand on other machines.
         reward: Reward of a text; needed where workers report rewards.
         announce: Told the address at which workers are awaited.
+        note_absent: Told of workers that did not join in time; left out, one that is absent is an error.
     """
     limits, patience_s = transport or TransportConfig(), check.answer_timeout_s
-    with joined_workers(identity, names, run, limits, processes, announce=announce, patience_s=patience_s) as joined:
+    with joined_workers(
+        identity, names, run, limits, processes, announce=announce, patience_s=patience_s, note_absent=note_absent
+    ) as joined:
         desk = EvidenceDirectory(directory, joined.session, identity.authority_pem.decode(), joined.certificates)
         share = CheckedShare(secrets.token_bytes(32), check.rate)
-        company = RolloutCompany(joined.endpoint, names, check, share, desk, reward)
+        present = [name for name in names if name in joined.certificates]
+        company = RolloutCompany(joined.endpoint, present, check, share, desk, reward)
         yield company
         company.close()

@@ -18,7 +18,7 @@ RolloutOffence = Literal["form", "sketch", "logprob", "draw", "stale", "equivoca
 - equivocation: two different answers to one request
 """
 
-DismissalCause = Literal["borders", "reward", "undecided", "unanswered", "frames", "lost"]
+DismissalCause = Literal["borders", "reward", "undecided", "unanswered", "frames", "lost", "revoked"]
 """Why a worker is left out without a conviction:
 
 - borders: the second-best token too often where two are nearly equal, counted over all its answers
@@ -27,6 +27,7 @@ DismissalCause = Literal["borders", "reward", "undecided", "unanswered", "frames
 - unanswered: more requests without an answer in time than `RolloutCheck.max_unanswered` allows
 - frames: malformed frames, or far more frames than requests
 - lost: its link failed
+- revoked: the owner has revoked its certificate
 """
 
 

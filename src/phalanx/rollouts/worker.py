@@ -1,11 +1,12 @@
 """The worker's side: it takes weights, checks their digest, and answers requests in the order in which they come."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from phalanx.config import printable_text
 from phalanx.errors import DataError, FrameError, ModelError
 from phalanx.pipeline import settle_numerics
 from phalanx.rollouts.config import BATCH_ROWS, AttentionKernel, RolloutWorkerConfig
@@ -72,10 +73,17 @@ class RolloutService:
     Args:
         owner: Party name; no other party is answered.
         writer: Computes; another than the honest one is for drills only.
+        report: Told what was done, a line each.
     """
 
-    def __init__(self, endpoint: Endpoint, owner: str, writer: RolloutWriter) -> None:
-        self._endpoint, self._owner, self._writer = endpoint, owner, writer
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        owner: str,
+        writer: RolloutWriter,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._endpoint, self._owner, self._writer, self._report = endpoint, owner, writer, report
         self._offer: PolicyOffer | None = None
         self._file = bytearray()
         self._order = -1
@@ -123,9 +131,11 @@ class RolloutService:
         except (DataError, ModelError) as exc:
             refusal = RolloutRefusal(request=request.request_digest, reason=str(exc)[:500])
             self._endpoint.send_frame(self._owner, refusal.kind, refusal.model_dump(mode="json"))
+            self._report(f"step {request.step}: refused: {printable_text(refusal.reason)}")
             return
         for answer, payload in answers:
             self._endpoint.send_frame(self._owner, answer.kind, answer.model_dump(mode="json"), [payload])
+        self._report(f"step {request.step}: wrote {len(request.text_places)} texts")
 
 
 def _checked_policy(offer: PolicyOffer, file: bytearray) -> RolloutPolicy:
@@ -138,15 +148,24 @@ def _checked_policy(offer: PolicyOffer, file: bytearray) -> RolloutPolicy:
     return policy
 
 
-def run_rollout_worker(config: RolloutWorkerConfig, writer: RolloutWriter | None = None) -> None:
+def run_rollout_worker(
+    config: RolloutWorkerConfig,
+    writer: RolloutWriter | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> None:
     """Serve until the owner ends the run or is gone.
 
     Args:
         config: This worker's identity, and where the owner listens.
         writer: Computes; another than the honest one is for drills only.
+        report: Told what was done, a line each.
+
+    Raises:
+        PeerLostError: The owner is gone, or was not there in time.
     """
     settle_numerics(config.threads)
     with join_owner(config) as link:
         service_writer = writer or RolloutWriter(config.attention, config.device, config.batch_rows, config.tolerance)
-        RolloutService(link.endpoint, config.owner_name, service_writer).serve_link(link)
+        report(f"joined {config.owner}; waiting for weights and requests")
+        RolloutService(link.endpoint, config.owner_name, service_writer, report).serve_link(link)
         link.endpoint.flush_frames(config.transport.timeout_s)

@@ -159,7 +159,7 @@ class GrpcWire:
         return _call_method(route[1], raw, timeout_s, receiver)
 
     def wait_joined(self, name: str, timeout_s: float) -> JoinedPeer | None:
-        """Return the party of this name once it has called `describe`, or None within the time."""
+        """Return the party of this name once it has called `describe` as one that begins, or None within the time."""
         with self._changed:
             self._changed.wait_for(lambda: name in self._joined, timeout_s)
             return self._joined.get(name)
@@ -200,10 +200,13 @@ class GrpcWire:
             address = _read_text(question, "address")
         except (ValueError, FrameError):
             _abort_call(context, grpc.StatusCode.INVALID_ARGUMENT, "expected a JSON object with an address")
-        name = self._name_of(peer.name, question.get("begins") is True, context)
-        with self._changed:
-            self._joined[peer.name] = JoinedPeer(peer, address, "", certificate=_pem_of(context))
-            self._changed.notify_all()
+        begins = question.get("begins") is True
+        name = self._name_of(peer.name, begins, context)
+        if begins:
+            # a process that only looks may be of an earlier session, and end at the answer
+            with self._changed:
+                self._joined[peer.name] = JoinedPeer(peer, address, "", certificate=_pem_of(context))
+                self._changed.notify_all()
         certificate = self._identity.certificate_pem.decode("ascii")
         answer = {"run": self._run, "party": self._identity.name, "certificate": certificate, "you": name}
         awaited = list(self.awaited())[:_MAX_AWAITED]

@@ -111,6 +111,7 @@ def joined_workers(
     *,
     announce: Callable[[str], None] = lambda address: None,
     patience_s: float = 120.0,
+    note_absent: Callable[[str, PeerLostError], None] | None = None,
 ) -> Iterator[OwnerSession]:
     """Start or await workers, give the session that they have joined, and end them whatever happens.
 
@@ -122,6 +123,10 @@ def joined_workers(
         processes: Starts local ones; left out, workers are started by hand on other machines.
         announce: Told the address at which workers are awaited.
         patience_s: Seconds that one worker may take to join.
+        note_absent: Told of workers that are not waited for any longer; left out, one that is absent ends the session.
+
+    Raises:
+        PeerLostError: A worker did not join; with `note_absent`, none did.
     """
     wire = GrpcWire(identity, transport)
     if processes is None:
@@ -134,10 +139,17 @@ def joined_workers(
         if processes is not None:
             stack.enter_context(processes)
             processes.start_processes(names, wire.address, identity.name)
-        certificates = {identity.name: identity.certificate_pem.decode()}
-        for name in names:
-            certificates[name] = _let_in(name, wire, endpoint, processes, patience_s)
-        yield OwnerSession(endpoint, session, certificates)
+        certificates = {}
+        for number, name in enumerate(names, 1):
+            try:
+                certificates[name] = _let_in(name, wire, endpoint, processes, patience_s)
+            except PeerLostError as exc:
+                if note_absent is None or (number == len(names) and not certificates):
+                    raise
+                # the others had as much time by now
+                patience_s = 0.0
+                note_absent(name, exc)
+        yield OwnerSession(endpoint, session, {identity.name: identity.certificate_pem.decode(), **certificates})
         # a worker that is gone by now need not be told
         with contextlib.suppress(TransportError):
             endpoint.flush_frames(_FLUSH_S)

@@ -8,7 +8,14 @@ import typer
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.files import write_text
 from phalanx.cli.parties.join_split import CLIENT, ENCLAVE, ClientOptions, join_split
-from phalanx.cli.parties.join_worker import bracket_host, enrol_worker, serve_stage, serve_worker, worker_file
+from phalanx.cli.parties.join_worker import (
+    bracket_host,
+    enrol_worker,
+    serve_stage,
+    serve_worker,
+    serve_writer,
+    worker_file,
+)
 from phalanx.cli.parties.joined import Setting, change_file, has_joined, note_joined
 
 _PORT = 7070
@@ -37,6 +44,9 @@ def join(
     stage: Annotated[
         bool, typer.Option("--stage", help="Hold a stage of a model that is served, as `phalanx stage-worker` does.")
     ] = False,
+    writer: Annotated[
+        bool, typer.Option("--writer", help="Write texts for a run with [rollouts], as `phalanx rollout-worker` does.")
+    ] = False,
     train: Annotated[
         Path | None, typer.Option(help="Client of a split: file of its training texts, which stay here.")
     ] = None,
@@ -52,6 +62,7 @@ def join(
 
     If repeated, the command reuses the keys and files; options on the command line are written into the files.
     """
+    from phalanx.errors import ConfigError
     from phalanx.security.invite import JoinToken
 
     token = JoinToken.from_text(token_line)
@@ -59,7 +70,9 @@ def join(
     client_words = ClientOptions(train, test, policy, allow_insecure_sim, attester, tpm)
     if token.name == ENCLAVE or client_words.file_settings or (home / CLIENT).exists():
         return join_split(token, home, client_words, serve=serve)
-    file = home / ("stage.toml" if stage else "worker.toml")
+    if stage and writer:
+        raise ConfigError("--stage and --writer: a machine joins as one of both; give one")
+    file = home / ("stage.toml" if stage else "writer.toml" if writer else "worker.toml")
     settings: dict[str, Setting] = {} if advertise is None else {"advertise": bracket_host(advertise)}
     settings |= {} if port is None else {"transport.port": port}
     if has_joined(token, home, file):
@@ -71,9 +84,9 @@ def join(
         else:
             listens = _PORT if port is None else port
             host = advertise or enrolment.own_host
-            write_text(file, worker_file(home, enrolment.owner, host, listens, has_journal=not stage))
-            others = "threads, max_size_bytes" if stage else "threads, device, memory_mib"
-            typer.echo(f"{file}: edit it to set {others} and others")
+            write_text(file, worker_file(home, enrolment.owner, host, listens, has_journal=not (stage or writer)))
+            others = "max_size_bytes" if stage else "device, attention" if writer else "device, memory_mib"
+            typer.echo(f"{file}: edit it to set threads, {others} and others")
         note_joined(token, home)
     for change in change_file(file, settings):
         typer.echo(change)
@@ -82,6 +95,8 @@ def join(
     elif stage:
         serve_stage(file)
         ended = "complete"
+    elif writer:
+        ended = "complete" if serve_writer(file, stay=stay) else "left"
     else:
         outcome = serve_worker(file, stay=stay)
         ended = "left" if outcome is None else outcome.name.lower()

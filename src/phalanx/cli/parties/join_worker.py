@@ -100,5 +100,28 @@ def serve_stage(file: Path) -> None:
     run_stage_worker(load_config(file, StageWorkerConfig))
 
 
+def serve_writer(file: Path, *, stay: bool = False) -> bool:
+    """Write texts until the run is complete; again whenever the owner is back; False where it was told to leave before.
+
+    Args:
+        stay: Serve run after run, until it is told to leave.
+    """
+    from phalanx.config import load_config
+    from phalanx.pipeline import keep_serving
+    from phalanx.rollouts import RolloutWorkerConfig, run_rollout_worker
+
+    config = load_config(file, RolloutWorkerConfig)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
+    try:
+        while True:
+            keep_serving(lambda: run_rollout_worker(config, report=print_line), print_line, time.sleep)
+            if not stay:
+                return True
+            print_line("waiting for the next run of this owner; Ctrl-C stops")
+    except KeyboardInterrupt:
+        typer.echo("stopped; the owner has others write what is missing")
+        return False
+
+
 def _raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt

@@ -48,7 +48,7 @@ def rollout_worker(
     config = load_config(worker_file, RolloutWorkerConfig)
     from phalanx.rollouts import run_rollout_worker
 
-    run_rollout_worker(config)
+    run_rollout_worker(config, report=print_line)
     return Answer({"status": "complete"})
 
 

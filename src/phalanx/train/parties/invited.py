@@ -6,9 +6,10 @@ from pathlib import Path
 
 from phalanx.config import digest_config, own_references, printable_text
 from phalanx.errors import ConfigError
+from phalanx.rollouts import RolloutsConfig
 from phalanx.security.invite import JoinTerms
 from phalanx.split.config import ENCLAVE
-from phalanx.train.config import PipelineRun, SplitRun, load_run
+from phalanx.train.config import DomainRun, PipelineRun, SplitRun, load_run
 
 PORT = 7070
 """Where an owner listens for those that it has invited, if the run says nothing else."""
@@ -31,6 +32,9 @@ def invited_to(
     run = load_run(target)
     if isinstance(run, SplitRun):
         return _split_terms(run, target, names, port)
+    writers = run.rollouts if isinstance(run, DomainRun | PipelineRun) else None
+    if writers is not None and (names or not run.certified_elsewhere) and {*names} <= {*writers.remote_workers}:
+        return _writer_terms(run, writers, target)
     unknown = [name for name in names if name not in run.certified_elsewhere]
     if not isinstance(run, PipelineRun) or run.pki is None or unknown or not run.pipeline.transport.port:
         raise ConfigError(
@@ -38,6 +42,20 @@ def invited_to(
             f"with {', '.join(unknown) or 'its workers'}"
         )
     return Path(run.pki), run.pipeline.transport.bind, of_workers(run)
+
+
+def _writer_terms(run: DomainRun | PipelineRun, settings: RolloutsConfig, target: Path) -> tuple[Path, str, JoinTerms]:
+    """Return what workers are told that are to write texts; they join with ``--writer``."""
+    if settings.pki is None or not settings.transport.port:
+        raise ConfigError(f"{target}: needs rollouts.pki and a fixed rollouts.transport.port to invite workers")
+    asks = (
+        f"write texts for {run.train.length_text}, with the weights of the whole model, which the owner sends; join "
+        "with --writer",
+        "sign each answer; the owner reads a drawn share again and names a worker whose texts do not follow from the "
+        "weights and public seeds",
+        "see the prompts, the weights and the texts; stop at any time with Ctrl-C or SIGTERM",
+    )
+    return Path(settings.pki), settings.transport.bind, JoinTerms(settings.transport.port, asks)
 
 
 def check_terms(name: str, text: str) -> None:

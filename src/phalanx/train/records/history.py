@@ -19,6 +19,7 @@ class RunHistory:
     Attributes:
         decisions: Decisions of the guard as (kind, body), oldest first.
         convicted: Parties that were found guilty; they never come back.
+        convicted_writers: The same of workers that write texts.
         revoked: Parties with a certificate that the owner has taken back; they never come back.
         final_weights_digest: Digest at the run's end; None while it has not ended.
         head: End of the log; None when it is empty.
@@ -33,6 +34,7 @@ class RunHistory:
 
     decisions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     convicted: set[str] = field(default_factory=set)
+    convicted_writers: set[str] = field(default_factory=set)
     revoked: set[str] = field(default_factory=set)
     final_weights_digest: str | None = None
     head: LogHead | None = None
@@ -112,6 +114,8 @@ def _note_line(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
         history.decisions.append((kind, body))
     if kind in ("evicted", "verdict"):
         history.convicted.add(certified_name(body["party"]))
+    if kind == "rollout_verdict":
+        history.convicted_writers.add(body["party"])
     if kind in ("run_started", "run_resumed") and isinstance(body.get("config_digest"), str):
         history.configs.add(body["config_digest"])
     if kind in ("run_started", "run_resumed") and "policy" in body:

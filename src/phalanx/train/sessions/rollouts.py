@@ -2,24 +2,31 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data import Batch
 from phalanx.data.prompts import prepare_prompts
 from phalanx.data.tokenizers.tokenizer import original_tokenizer
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, PeerLostError
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_length, check_vocabulary
 from phalanx.pipeline import OWNER
 from phalanx.rewards import RewardScorer
 from phalanx.rollouts import (
+    PolicyModel,
+    Rollout,
+    RolloutCompany,
     RolloutDismissal,
+    RolloutPolicy,
+    RolloutRequest,
+    RolloutsConfig,
     RolloutVerdict,
     RolloutWorkerConfig,
     local_rollout_workers,
     rollout_company,
 )
-from phalanx.security.crypto import create_authority, issue_certificate, load_identity
+from phalanx.security.crypto import RevokedParties, create_authority, issue_certificate, load_identity
 from phalanx.train.batches.rollouts import RolloutLoader, WriteTexts, settings_of, write_alone
 from phalanx.train.batches.scores import MeanReward
 from phalanx.train.config import DomainRun, PipelineRun
@@ -36,37 +43,28 @@ _EVIDENCE = "evidence"
 def open_writers(
     context: SessionContext[PipelineRun | DomainRun], others: Mapping[str, Sequence[str]] | None = None
 ) -> Iterator[WriteTexts]:
-    """Start the workers that a run file asks for, and end them; without any, this process writes.
+    """Start or await the workers that a run file asks for, and end them; without any, this process writes.
+
+    A worker that an earlier session has convicted stays out.
 
     Args:
         others: Commands of single workers, by name; for drills only.
     """
-    run, settings = context.run, context.run.rollouts
+    settings = context.run.rollouts
     if settings is None:
         yield write_alone
         return
-    home, names = context.home.path / _HOME, tuple(f"writer-{n}" for n in range(settings.workers))
-    pki = home / "pki"
-    if not (pki / "authority.pem").exists():
-        create_authority(pki)
-    for name in (OWNER, *names):
-        if not (pki / name).exists():
-            issue_certificate(pki, name)
-    template = RolloutWorkerConfig(
-        identity="",
-        owner="",
-        owner_name=OWNER,
-        threads=settings.threads,
-        attention=run.model.attention,
-        tolerance=settings.check.tolerance,
-    )
-    processes = local_rollout_workers(home, pki, template, others)
-    evidence, owner = context.home.path / _EVIDENCE, load_identity(pki / OWNER)
-    with rollout_company(owner, names, context.home.run_id, evidence, settings.check, processes=processes) as company:
-        rules = {"workers": list(names), "rate": settings.check.rate, "authority": owner.authority_pem.decode("ascii")}
-        context.log.append_event("rollout_writers", rules)
+    is_remote, revoked = bool(settings.remote_workers), RevokedParties(Path(settings.pki or ""))
+    names = settings.remote_workers or tuple(f"writer-{n}" for n in range(settings.workers))
+    out = context.history.convicted_writers | (revoked.read_revocations().keys() if is_remote else set())
+    for name in sorted(out.intersection(names)):
+        context.print_line(f"{name}: was convicted or revoked, and writes no texts")
+    if not set(names) - out:
+        yield write_alone
+        return
+    with _open_company(context, settings, [name for name in names if name not in out], others) as company:
 
-        def note(decision: RolloutVerdict | RolloutDismissal) -> None:
+        def note_decision(decision: RolloutVerdict | RolloutDismissal) -> None:
             is_lie = isinstance(decision, RolloutVerdict)
             context.log.append_event(
                 "rollout_verdict" if is_lie else "rollout_dismissal", decision.model_dump(mode="json")
@@ -74,15 +72,71 @@ def open_writers(
             what = "lied about a text and is excluded" if is_lie else "is dismissed without a conviction"
             context.print_line(f"{decision.party} {what}: {decision.reason}")
 
-        company.report_decision = note
+        def write_texts(policy: RolloutPolicy, model: PolicyModel, request: RolloutRequest) -> tuple[Rollout, ...]:
+            if is_remote:
+                reasons = {name: entry.reason for name, entry in revoked.read_revocations().items()}
+                company.dismiss_revoked(reasons, request.step)
+            return company.generate(policy, model, request)
+
+        company.report_decision = note_decision
         try:
-            yield company.generate
+            yield write_texts
         finally:
             context.figures.rollouts = {
                 "convicted": {verdict.party: verdict.offence for verdict in company.verdicts},
                 "left_out": {dismissal.party: dismissal.cause for dismissal in company.dismissals},
                 "unanswered": dict(company.unanswered_requests),
             }
+
+
+@contextlib.contextmanager
+def _open_company(
+    context: SessionContext[PipelineRun | DomainRun],
+    settings: RolloutsConfig,
+    names: Sequence[str],
+    others: Mapping[str, Sequence[str]] | None,
+) -> Iterator[RolloutCompany]:
+    home, processes = context.home.path / _HOME, None
+    if settings.pki is None:
+        pki = home / "pki"
+        if not (pki / "authority.pem").exists():
+            create_authority(pki)
+        for name in (OWNER, *names):
+            if not (pki / name).exists():
+                issue_certificate(pki, name)
+        template = RolloutWorkerConfig(
+            identity="",
+            owner="",
+            owner_name=OWNER,
+            threads=settings.threads,
+            attention=context.run.model.attention,
+            tolerance=settings.check.tolerance,
+        )
+        processes = local_rollout_workers(home, pki, template, others)
+    else:
+        pki = Path(settings.pki)
+
+    def announce_address(address: str) -> None:
+        context.print_line(f"waiting at {address} for those that write texts: {', '.join(names)}")
+
+    def note_absent(name: str, fault: PeerLostError) -> None:
+        decision = {"party": name, "step": 0, "cause": "lost", "reason": str(fault)}
+        context.log.append_event("rollout_dismissal", decision)
+        context.print_line(f"{fault}; this session goes on without it")
+
+    with rollout_company(
+        owner := load_identity(pki / OWNER),
+        names,
+        context.home.run_id,
+        context.home.path / _EVIDENCE,
+        settings.check,
+        transport=settings.transport,
+        processes=processes,
+        **({} if settings.pki is None else {"announce": announce_address, "note_absent": note_absent}),
+    ) as company:
+        rules = {"workers": list(names), "rate": settings.check.rate, "authority": owner.authority_pem.decode("ascii")}
+        context.log.append_event("rollout_writers", rules)
+        yield company
 
 
 LOG = "rewards.log"
