@@ -59,6 +59,20 @@ def tokens(rollouts):
     return [(one.prompt, one.sample, one.ids) for one in rollouts]
 
 
+def test_a_worker_whose_certificate_is_revoked_writes_nothing_more_and_is_not_convicted(scene, tmp_path):
+    policy, model, request, alone = scene
+
+    with Writers(tmp_path, {"writer-0": RolloutWriter(), "writer-1": RolloutWriter()}, NONE) as owner:
+        owner.dismiss_revoked({"writer-1": "the laptop was stolen", "somebody": "else"}, 1)
+        found = owner.generate(policy, model, request)
+
+    assert tokens(found) == tokens(alone)
+    (dismissal,) = owner.dismissals
+    assert (dismissal.party, dismissal.cause, dismissal.step) == ("writer-1", "revoked", 1)
+    assert dismissal.reason == "its certificate was revoked: the laptop was stolen"
+    assert (owner.active_workers, owner.verdicts) == (("writer-0",), [])
+
+
 def test_an_honest_company_writes_what_one_process_writes(scene, tmp_path):
     policy, model, request, alone = scene
     writers = {"writer-0": RolloutWriter(), "writer-1": RolloutWriter("eager"), "writer-2": RolloutWriter(batch_rows=2)}

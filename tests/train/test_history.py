@@ -45,6 +45,12 @@ def test_a_verdict_convicts_even_when_the_crash_came_before_the_eviction(write):
     assert history.decisions == [("verdict", VERDICT)]
 
 
+def test_a_worker_that_lied_about_a_text_is_no_party_of_stages_and_is_not_forgotten(write):
+    history = write(("rollout_verdict", {"party": "north"}), ("rollout_dismissal", {"party": "south"}))
+
+    assert (history.convicted_writers, history.convicted) == ({"north"}, set())
+
+
 def test_a_party_that_was_lost_is_not_convicted(write):
     history = write(("lost", {"party": "worker-2", "step": 3}))
 

@@ -280,7 +280,7 @@ def test_a_server_that_would_accept_tls_1_2_does_not_start(keys):
 
 
 def test_who_joins_learns_the_run_and_makes_itself_known(owner, identities):
-    met = ask_peer_run(identities["worker"], "owner", owner.wire.address, "10.0.0.7:4711", QUICK)
+    met = ask_peer_run(identities["worker"], "owner", owner.wire.address, "10.0.0.7:4711", QUICK, begins=True)
 
     assert met.run == "run-1"
     assert met.peer == identities["owner"].public
@@ -288,6 +288,13 @@ def test_who_joins_learns_the_run_and_makes_itself_known(owner, identities):
     assert joined.address == "10.0.0.7:4711"
     assert joined.peer == identities["worker"].public
     assert owner.wire.wait_joined("nobody", 0.0) is None
+
+
+def test_who_only_looks_which_run_is_served_has_not_joined(owner, identities):
+    met = ask_peer_run(identities["worker"], "owner", owner.wire.address, "10.0.0.7:4711", QUICK)
+
+    assert met.run == "run-1"
+    assert owner.wire.wait_joined("worker", 0.0) is None
 
 
 def test_calls_of_a_party_without_the_role_are_refused_by_its_key(owner, identities):
