@@ -70,7 +70,7 @@ def test_invited_writers_are_told_what_they_do_and_see(tmp_path):
 
     directory, bind, terms = invited_to(run_file, ["south"], None, lambda run: pytest.fail("no stage is served"))
 
-    assert (directory.name, bind, terms.port, terms.run) == ("keys", "0.0.0.0", 7070, "")  # noqa: S104 - as written
+    assert (directory.name, bind, terms.port, terms.run) == ("keys", "0.0.0.0", 7070, "")
     assert "join with --writer" in terms.asks[0]
     assert "see the prompts, the weights and the texts" in terms.asks[2]
 
@@ -86,7 +86,7 @@ def test_writers_are_not_invited_to_a_port_that_nobody_knows(tmp_path, names):
 def test_a_name_that_is_no_writer_is_not_invited_as_one(tmp_path):
     (tmp_path / "run.toml").write_text(RUN)
 
-    with pytest.raises(ConfigError, match="pipeline.remote_workers or may_join with east"):
+    with pytest.raises(ConfigError, match=r"pipeline\.remote_workers or may_join with east"):
         invited_to(tmp_path / "run.toml", ["east"], None, lambda run: pytest.fail("no stage is served"))
 
 

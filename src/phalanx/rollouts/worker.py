@@ -73,7 +73,7 @@ class RolloutService:
     Args:
         owner: Party name; no other party is answered.
         writer: Computes; another than the honest one is for drills only.
-        report: Told what was done, a line each.
+        report: Receives a line about each request that is answered.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ def run_rollout_worker(
     Args:
         config: This worker's identity, and where the owner listens.
         writer: Computes; another than the honest one is for drills only.
-        report: Told what was done, a line each.
+        report: Receives a line about each request that is answered.
 
     Raises:
         PeerLostError: The owner is gone, or was not there in time.

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.lab.bench.overhead import overhead_law
 from phalanx.lab.bench.overhead.law_fit import LawCell, fit_costs, fit_price_law, part_seconds
 from phalanx.lab.bench.overhead.overhead_law import LAW_GUARDS, law_plans, price_rows
 from phalanx.pipeline import PRESETS
@@ -110,6 +111,29 @@ def test_coins_are_left_out_of_the_arms_and_the_owner_redoes_every_step_in_one()
     assert {rates[name] for name in PRESETS} == {(0.0, 0.0)}
     assert rates["owner"] == (0.0, 1.0)
     assert {arm for plan in law_plans(quick=False) for group in plan.groups for arm in group} >= {*PRESETS, "owner"}
+
+
+def test_what_an_interrupted_bench_has_measured_is_kept_and_not_measured_again(monkeypatch, tmp_path):
+    measured, plans = [], law_plans(quick=True)
+
+    def measure_group(plan, group, directory):
+        if len(measured) == 4:
+            raise KeyboardInterrupt
+        measured.append((plan.tokens, group))
+        return {arm: {"arm": arm, "cpu_s": 1.0} for arm in group}, SIZES[0]
+
+    monkeypatch.setattr(overhead_law, "_measure_group", measure_group)
+    monkeypatch.setattr(overhead_law, "cache_directory", lambda: tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        overhead_law.bench_overhead_law(quick=True)
+    before = list(measured)
+
+    finished = overhead_law.bench_overhead_law(quick=True, only_finished=True)
+
+    assert before == [(plan.tokens, group) for plan in plans[:2] for group in plan.groups]
+    assert measured == before
+    assert (finished["missing"], finished["law"]) == (1, None)
+    assert {row["tokens"] for row in finished["rows"]} == {plan.tokens for plan in plans[:2]}
 
 
 @pytest.mark.parametrize("tokens", [2048, 32768])

@@ -64,6 +64,7 @@ KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
     "detection-exact": bench_detection_exact,
     "detection-processes": bench_detection_processes,
     "export": bench_export,
+    "overhead-law": bench_overhead_law,
     "parallel": bench_parallel,
     "planted-rounding": bench_planted_rounding,
 }

@@ -32,9 +32,10 @@ def invited_to(
     run = load_run(target)
     if isinstance(run, SplitRun):
         return _split_terms(run, target, names, port)
-    writers = run.rollouts if isinstance(run, DomainRun | PipelineRun) else None
-    if writers is not None and (names or not run.certified_elsewhere) and {*names} <= {*writers.remote_workers}:
-        return _writer_terms(run, writers, target)
+    if isinstance(run, DomainRun | PipelineRun) and run.rollouts is not None:
+        writers = set(run.rollouts.remote_workers)
+        if writers and (names or not run.certified_elsewhere) and writers.issuperset(names):
+            return _writer_terms(run, run.rollouts, target)
     unknown = [name for name in names if name not in run.certified_elsewhere]
     if not isinstance(run, PipelineRun) or run.pki is None or unknown or not run.pipeline.transport.port:
         raise ConfigError(

@@ -117,7 +117,8 @@ def _open_company(
         pki = Path(settings.pki)
 
     def announce_address(address: str) -> None:
-        context.print_line(f"waiting at {address} for those that write texts: {', '.join(names)}")
+        if processes is None:
+            context.print_line(f"waiting at {address} for those that write texts: {', '.join(names)}")
 
     def note_absent(name: str, fault: PeerLostError) -> None:
         decision = {"party": name, "step": 0, "cause": "lost", "reason": str(fault)}
@@ -132,7 +133,8 @@ def _open_company(
         settings.check,
         transport=settings.transport,
         processes=processes,
-        **({} if settings.pki is None else {"announce": announce_address, "note_absent": note_absent}),
+        announce=announce_address,
+        note_absent=note_absent if processes is None else None,
     ) as company:
         rules = {"workers": list(names), "rate": settings.check.rate, "authority": owner.authority_pem.decode("ascii")}
         context.log.append_event("rollout_writers", rules)

@@ -8,14 +8,15 @@ number of such audits is priced with what one costs.
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
-from phalanx.lab.bench.measure.machine import bench_head, load_average
+from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
 from phalanx.lab.bench.measure.process_clock import peak_memory_bytes, physical_memory_bytes
+from phalanx.lab.bench.measure.row_file import RowFile, sweep_cells
 from phalanx.lab.bench.measure.workloads import PLAIN, prepare_run, scratch_run
 from phalanx.lab.bench.overhead.arm import ArmProcess, ArmSpec
 from phalanx.lab.bench.overhead.law_fit import GUARD_PARTS, SAME_WORK, LawCell, fit_price_law, part_seconds
@@ -34,6 +35,8 @@ LAW_GUARDS: Mapping[str, GuardConfig] = {
     OWNER_ARM: GuardConfig(preset="economy", step_audit_rate=0.0, owner_audit_rate=1.0),
 }
 _SEQUENCE = 128
+_MIN_CELLS = 3
+_SINGLES = (("economy",), (OWNER_ARM,), ("light",), ("standard",))
 _PAIRS = (("economy", OWNER_ARM), ("light", "standard"))
 _ALL = ((PLAIN, "economy", OWNER_ARM), ("light", "standard", "strict"))
 
@@ -76,27 +79,50 @@ def law_plans(quick: bool) -> list[LawPlan]:
             (32768, _PAIRS, 2, 2, 1),
         )
     )
-    return [LawPlan(model, width, *size) for model, width in models.items() for size in sizes]
+    plans = [LawPlan(model, width, *size) for model, width in models.items() for size in sizes]
+    # three arms of the larger model at the longest step take more than 22 GiB
+    return [replace(plan, groups=_SINGLES) if plan.width * plan.tokens > 2**23 else plan for plan in plans]
 
 
-def bench_overhead_law(quick: bool) -> dict[str, Any]:
-    """Measure every cell, one after the other; progress goes to standard error."""
-    return measure_law(law_plans(quick), quick=quick)
+def bench_overhead_law(quick: bool, only_finished: bool = False) -> dict[str, Any]:
+    """Measure every cell, one after the other; progress goes to standard error. What is finished is kept.
+
+    Args:
+        only_finished: Run nothing; fit the law to the cells that earlier calls with the same code have finished.
+    """
+    path, code = cache_directory() / "bench" / "overhead-law.jsonl", code_version()
+    finished = RowFile[tuple[LawPlan, tuple[str, ...]]](path, lambda cell: [code, asdict(cell[0]), cell[1]])
+    return measure_law(law_plans(quick), finished, quick=quick, only_finished=only_finished)
 
 
-def measure_law(plans: Sequence[LawPlan], *, quick: bool) -> dict[str, Any]:
+def measure_law(
+    plans: Sequence[LawPlan],
+    finished: RowFile[tuple[LawPlan, tuple[str, ...]]],
+    *,
+    quick: bool,
+    only_finished: bool = False,
+) -> dict[str, Any]:
     """Measure these cells; see `bench_overhead_law`."""
-    load, rows, sizes = load_average(), list[Row](), list[StepSize]()
+    load, rows, sizes, whole = load_average(), list[Row](), list[StepSize](), list[LawPlan]()
     for plan in plans:
-        arms = dict[str, Row]()
-        for group in plan.groups:
-            with scratch_directory() as directory:
-                more, size = _measure_group(plan, group, directory)
-                arms = {**more, **arms}
+        cells = [(plan, group) for group in plan.groups]
+        groups = list(sweep_cells(cells, finished, None if only_finished else _measure_cell, lambda *_: None))
+        if len(groups) < len(cells):
+            continue
+        arms = {arm: row for group in reversed(groups) for arm, row in group["arms"].items()}
         rows += [{"model": plan.model, "tokens": plan.tokens, **row} for row in arms.values()]
-        sizes.append(size)
+        sizes.append(StepSize(**groups[0]["size"]))
+        whole.append(plan)
     source = f"overhead-law-cpu-2cores{'-quick' if quick else ''}.json"
-    return {**bench_head("overhead-law", load, quick=quick), **fit_rows(plans, rows, sizes, source), "rows": rows}
+    head = {**bench_head("overhead-law", load, quick=quick), "missing": len(plans) - len(whole)}
+    fitted = fit_rows(whole, rows, sizes, source) if len(whole) >= _MIN_CELLS else {"law": None}
+    return {**head, **fitted, "rows": rows}
+
+
+def _measure_cell(cell: tuple[LawPlan, tuple[str, ...]]) -> dict[str, Any]:
+    with scratch_directory() as directory:
+        arms, size = _measure_group(*cell, directory)
+    return {"arms": arms, "size": asdict(size)}
 
 
 def fit_rows(plans: Sequence[LawPlan], rows: Sequence[Row], sizes: Sequence[StepSize], source: str) -> dict[str, Any]:
