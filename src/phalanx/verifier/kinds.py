@@ -13,6 +13,7 @@ from .passport import verify_passport
 from .shards import MANIFEST_FILE, MAX_PROOF_BYTES, DatasetReader, check_proof
 from .statement import (
     ATTESTATION_PREDICATE,
+    GIT_FILES,
     SIGNATURE_FILE,
     by_ed25519_key,
     compare_export,
@@ -157,7 +158,9 @@ def _verify_model(path: Path, expected: Expectations) -> PathReport:
     signature = open_model_signature(data, owner.release_key)
     compare_model(path, signature)
     rows = {"model": f"{signature.name}, {len(signature.files)} files as signed, root {signature.root}"}
-    return PathReport("signed model", rows, facts={"root": signature.root, "name": signature.name})
+    others = sorted({*signature.ignored} - {*GIT_FILES, SIGNATURE_FILE})
+    remarks = [f"files that the signature leaves out: {', '.join(others)[:200]}"] if others else []
+    return PathReport("signed model", rows, remarks, facts={"root": signature.root, "name": signature.name})
 
 
 def _verify_evidence(path: Path, expected: Expectations) -> PathReport:
