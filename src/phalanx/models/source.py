@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,10 @@ class ModelSource:
     def tensor_shape(self, name: str) -> list[int]:
         """Return the shape of one tensor of the files."""
         return self._weights.weight_shape(name)
+
+    def unused_tensors(self, wanted: Collection[str]) -> list[str]:
+        """Return the tensors of the files that are none of these."""
+        return self._weights.unused_names(wanted)
 
     def read_tensor(self, name: str) -> Tensor:
         """Return one tensor as float32 in memory of its own."""

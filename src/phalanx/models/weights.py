@@ -1,7 +1,7 @@
 """Tensors in safetensors files, found by name and read one at a time."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,14 @@ class WeightFiles:
             with _open_file(path) as file:
                 for stored, target in targets:
                     _fill_tensor(file, stored, path, target)
+
+    def unused_names(self, wanted: Collection[str]) -> list[str]:
+        """Return the tensors of the files that are none of these: another program may load them in their place."""
+        used = {self.stored_name(name) for name in wanted}
+        for name in wanted:
+            pieces = self._family.expert_pieces(name)
+            used |= {self.stored_name(piece.format(n)) for n in range(self._num_experts(name)) for piece in pieces}
+        return sorted(self._files.keys() - used)
 
     def _split_pieces(self, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Give each tensor that the files hold in pieces as those pieces, which are views of it."""

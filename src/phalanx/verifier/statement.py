@@ -232,7 +232,7 @@ def digest_weights(directory: Path) -> str:
         RefusedError: A file is no safetensors file, a tensor is there twice, or a program may load others than these.
     """
     tensors: dict[str, tuple[str, list[int], Member]] = {}
-    for path in _list_weights(directory):
+    for path in list_weight_files(directory):
         for name, tensor in _read_tensors(path):
             require(name not in tensors, f"{path}: tensor {name!r:.80} is there twice")
             tensors[name] = tensor
@@ -254,8 +254,8 @@ def digest_weights(directory: Path) -> str:
     return total.hexdigest()
 
 
-def _list_weights(directory: Path) -> list[Path]:
-    """Return the files of weights; refuse a directory in which a program may find others, such as pickles."""
+def list_weight_files(directory: Path) -> list[Path]:
+    """Return a model's files of weights; refuse a directory in which a program may find others, such as pickles."""
     names = list(_list_files(directory, directory, {*GIT_FILES, SIGNATURE_FILE}))
     weights = sorted(name for name in names if "/" not in name and name.endswith(".safetensors"))
     for name in names:
