@@ -41,6 +41,15 @@ def _is_project(folder: Path) -> bool:
         return False
 
 
+def _version_of(home: Path) -> tuple[int, ...]:
+    """Return what differs between two files of roles; nothing where there is none."""
+    try:
+        status = (home / ROLES_FILE).stat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def default_reference() -> str:
     """Return the key of the person at this machine: PHALANX_KEY, or the key that signs datasets."""
     from phalanx.data.shards import default_signing_key  # noqa: PLC0415 - numpy, for nothing where roles are not used
@@ -97,6 +106,7 @@ class RoleGate(Closeable):
         self._stack = ExitStack()
         self._key: PersonSigner | None = None
         self._projects: dict[Path, Project] = {}
+        self._versions: dict[Path, tuple[int, ...]] = {}
         self._seen: set[tuple[Path, str, str]] = set()
         self._computed: dict[tuple[str, Path], str] = {}
         try:
@@ -130,7 +140,7 @@ class RoleGate(Closeable):
     def check_caller(self, call: str, name: str, key: str | None) -> None:
         """Refuse a remote caller who lacks the role; a key decides before a name."""
         right = right_of_call(call)
-        for project in self._projects.values():
+        for project in [self._current_project(home) for home in self._projects]:
             person = (
                 project.roles.person_with(key) if key is not None else name if name in project.roles.people else None
             )
@@ -158,9 +168,15 @@ class RoleGate(Closeable):
                 ) from exc
         return self._key
 
+    def _current_project(self, home: Path) -> Project:
+        """Return a project with the roles in force; those that were signed since this process began count too."""
+        is_same = home in self._projects and self._versions[home] == _version_of(home)
+        return self._projects[home] if is_same else self._add_project(home)
+
     def _add_project(self, home: Path) -> Project:
+        version = _version_of(home)
         project = Project.open(home)
-        self._projects[home] = project
+        self._projects[home], self._versions[home] = project, version
         if self._right.roles:
             person = project.roles.person_with(self._signer.fingerprint)
             if not set(self._right.roles) & set(project.roles.roles_of(person)):
@@ -174,7 +190,7 @@ class RoleGate(Closeable):
         return self._computed[place]
 
     def _projects_at(self, where: Path) -> list[Project]:
-        return [self._projects.get(home) or self._add_project(home) for home in find_projects((where,))]
+        return [self._current_project(home) for home in find_projects((where,))]
 
     def _require_second(self, project: Project, action: Action, target: str) -> None:
         try:
