@@ -379,6 +379,17 @@ def test_a_remote_caller_who_lost_the_role_is_refused_by_a_process_that_runs(pro
             check_caller("/v1/chat/completions", "rita", None)
 
 
+def test_a_caller_without_the_role_fills_no_log_by_calling_one_path_after_another(project, monkeypatch):
+    act_as(monkeypatch, project, "alice")
+    paths = [f"/v1/{row}/{number}" for row in ("models", "unheard") for number in range(20)]
+    with RoleGate("serve", [project]) as gate, enter_gate(gate):
+        for path in paths:
+            with pytest.raises(RoleError):
+                check_caller(path, "tom", None)
+
+    assert [entry.kind for entry in log_of(project)] == ["roles", "refused", "refused"]
+
+
 def test_a_line_is_not_written_by_roles_that_are_no_longer_in_force(project, tmp_path):
     """Two processes: one has read the roles, the other changes them before the first one writes."""
     stale = Project.open(project)

@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx.closing import Closeable
 from phalanx.errors import PhalanxError, RoleError
-from phalanx.policy.rights import COMMANDS, FOUR_EYES, Action, Right, right_of_call
+from phalanx.policy.rights import COMMANDS, FOUR_EYES, Action, Right, right_of_call, row_of_call
 from phalanx.policy.roles import ACCESS_FILE, ROLES_FILE, Project
 from phalanx.policy.signers import open_person_signer
 from phalanx.security.audit import PersonSigner
@@ -147,9 +147,10 @@ class RoleGate(Closeable):
             if right is not None and (not right.roles or set(right.roles) & set(project.roles.roles_of(person))):
                 continue
             needed = "no role may" if right is None else f"needs the role {' or '.join(right.roles)}"
-            # once for each caller: somebody who calls again and again must not fill the log
-            if (project.home, call, f"{name} {key}") not in self._seen:
-                self._seen.add((project.home, call, f"{name} {key}"))
+            # once for each caller and row: somebody who calls again and again must not fill the log
+            refusal = (project.home, row_of_call(call) or "", f"{name} {key}")
+            if refusal not in self._seen:
+                self._seen.add(refusal)
                 facts = {"what": "call", "call": call[:200], "caller": name[:200], "caller_key": key or ""}
                 self._append(project, "refused", facts)
             raise RoleError(f"{call}: {needed}; {name} has {_list_roles(project, person)}")
