@@ -10,6 +10,8 @@ from phalanx.checkpoint import manifest_digest, step_directory
 from phalanx.config.text import parse_strict_json
 from phalanx.errors import InputError, PolicyError
 from phalanx.evaluate import read_result
+from phalanx.evaluate.evaluation import SuiteResult
+from phalanx.evaluate.suite import digest_header, list_suites, open_suite
 from phalanx.governance.statements import ModelFiles
 from phalanx.policy import (
     POLICY_FILE,
@@ -18,6 +20,7 @@ from phalanx.policy import (
     EndFacts,
     PolicyReference,
     Project,
+    SuiteIdentity,
     TrainingPolicy,
     approve_release,
     check_release,
@@ -175,18 +178,20 @@ def read_summary(past: PastRun) -> dict[str, Any]:
 def _read_figures(past: PastRun, policy: TrainingPolicy, paths: Sequence[Path]) -> dict[str, float]:
     """Return the figures that were measured on the final weights; results of other models count for nothing.
 
-    Of several results with one figure the worst counts, or who measures often enough passes.
+    Of several results with one figure the worst counts, or who measures often enough passes. A result of other rows
+    under the name of a suite counts for nothing either.
     """
     with tempfile.TemporaryDirectory(prefix="phalanx-release-") as scratch:
         directory = Path(scratch) / "model"
         export_run(past, directory, merge=past.config.model.adapter is not None)
         digest = TextModel(directory).model_digest
     values: dict[str, list[float]] = {}
-    for result in map(read_result, paths):
-        if result.model.get("model_digest") == digest:
-            for name, figure in result.figures.items():
-                if figure.value is not None:
-                    values.setdefault(name, []).append(figure.value)
+    results = [result for result in map(read_result, paths) if result.model.get("model_digest") == digest]
+    for suite in (suite for result in results for suite in result.suites):
+        expected = policy.release.suites.get(suite.name) or _packaged_identity(suite.name)
+        for figure in suite.figures if expected is None or _is_suite(suite, expected) else ():
+            if figure.value is not None:
+                values.setdefault(f"{suite.name}.{figure.metric}", []).append(figure.value)
     min_figures, max_figures = policy.release.min_figures, policy.release.max_figures
     # a figure with both limits has no one worst value: it counts where its results agree
     return {
@@ -194,3 +199,24 @@ def _read_figures(past: PastRun, policy: TrainingPolicy, paths: Sequence[Path]) 
         for name, rows in values.items()
         if len(set(rows)) == 1 or not (name in min_figures and name in max_figures)
     }
+
+
+def _packaged_identity(name: str) -> SuiteIdentity | None:
+    """Return what a suite of this package is; None of another name, under which a policy may expect any rows."""
+    header = list_suites().get(name)
+    if header is None:
+        return None
+    if header.task is not None:
+        # the data is its user's
+        return SuiteIdentity(digest=digest_header(name))
+    suite = open_suite(name)
+    return SuiteIdentity(digest=suite.digest, rows=len(suite.rows))
+
+
+def _is_suite(suite: SuiteResult, expected: SuiteIdentity) -> bool:
+    """Whether figures are of the rows that are meant, and not of others by the same name."""
+    return (
+        suite.suite_digest == expected.digest
+        and expected.rows in (None, suite.num_rows)
+        and expected.data in (None, suite.data_digest)
+    )

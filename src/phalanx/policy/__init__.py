@@ -21,6 +21,7 @@ from phalanx.policy.policy_file import (
     TrainingPolicy as TrainingPolicy,
     PolicyReference as PolicyReference,
     SignedPolicy as SignedPolicy,
+    SuiteIdentity as SuiteIdentity,
     read_policy as read_policy,
     sign_policy as sign_policy,
     signature_file as signature_file,
