@@ -171,6 +171,21 @@ class ModelSource:
         """Return the tensors of the files that are none of these."""
         return self._weights.unused_names(wanted)
 
+    def check_names(self, wanted: Collection[str]) -> None:
+        """Refuse files in which another program may find others of these tensors than this one.
+
+        Raises:
+            ModelError: A tensor is there by two names, or head and embedding are tied and differ.
+        """
+        other = self._weights.shadowing_name(wanted)
+        if other is not None:
+            raise ModelError(
+                f"{self.directory}: has a tensor by two names, one of them {other!r:.200}: programs would load "
+                "different ones; remove it"
+            )
+        if self.family.ties_head(self.hub_config):
+            self.check_tied()
+
     def read_tensor(self, name: str) -> Tensor:
         """Return one tensor as float32 in memory of its own."""
         tensor = torch.empty(self._weights.weight_shape(name), dtype=torch.float32)

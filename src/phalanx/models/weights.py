@@ -76,6 +76,16 @@ class WeightFiles:
             used |= {self.stored_name(piece.format(n)) for n in range(self._num_experts(name)) for piece in pieces}
         return sorted(self._files.keys() - used)
 
+    def shadowing_name(self, wanted: Collection[str]) -> str | None:
+        """Return a tensor of the files that another program may load in the place of one of these; None without one."""
+        unused = self.unused_names(wanted)
+        used = self._files.keys() - set(unused)
+        for name in unused:
+            plain = _newer_name(name)
+            if any(plain == other or plain.endswith(f".{other}") or other.endswith(f".{plain}") for other in used):
+                return name
+        return None
+
     def _split_pieces(self, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Give each tensor that the files hold in pieces as those pieces, which are views of it."""
         for name, target in wanted.items():
@@ -133,6 +143,10 @@ def split_experts(family: Family, name: str, value: Tensor) -> Iterator[tuple[st
     for expert, matrix in enumerate(value):
         for piece, rows in zip(pieces, matrix.chunk(len(pieces)), strict=True):
             yield piece.format(expert), rows
+
+
+def _newer_name(name: str) -> str:
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _older_name(name: str) -> str:
