@@ -237,8 +237,7 @@ def digest_weights(directory: Path) -> str:
             require(name not in tensors, f"{path}: tensor {name!r:.80} is there twice")
             tensors[name] = tensor
     require(bool(tensors), f"{directory}: has no tensors")
-    index = directory / _INDEX
-    if index.exists():
+    if (index := directory / _INDEX).exists():
         try:
             named = read_json(Member.from_file(index).read_all(_MAX_HEADER_BYTES))["weight_map"]
         except (ValueError, KeyError, TypeError) as exc:
