@@ -12,7 +12,7 @@ from phalanx.data.shards import fingerprint_of, load_signer
 from phalanx.errors import ConfigError, PolicyError
 from phalanx.evaluate import read_result
 from phalanx.governance.release import approve_run, check_run, require_release
-from phalanx.policy import POLICY_FILE, SuiteIdentity, TrainingPolicy, sign_policy
+from phalanx.policy import POLICY_FILE, SuiteIdentity, TrainingPolicy, sign_policy, sign_roles
 from phalanx.security.crypto import Identity
 from phalanx.train import PastRun, load_run, train
 from phalanx.train.entry import replay
@@ -88,6 +88,36 @@ def test_a_release_needs_the_approvals_of_its_policy(run_under):
         approve_run(PastRun(run_dir), OWNER)
     assert approve_run(PastRun(run_dir), ALICE) == "alice"
     require_release(run_dir)
+
+
+def write_roles(folder, people):
+    """Write a file of roles, each person with a key of that name."""
+    keys = {name: load_signer(folder / f"{name}.key").fingerprint for name in people}
+    rows = [f'[people.{name}]\nkeys = ["{keys[name]}"]\nroles = {json.dumps(roles)}' for name, roles in people.items()]
+    path = folder / "roles.toml"
+    path.write_text("\n".join(['name = "ours"', *rows]))
+    return path
+
+
+def test_roles_that_a_trainer_puts_into_the_run_directory_name_no_releasers(run_under, tmp_path):
+    """The attacker: a trainer, who writes the run directory; the policy takes its releasers from the file of roles."""
+    _, run_dir = run_under("[release]\napprovals = 1\n", name="runs")
+    mallory = {"mallory": ["owner", "releaser"], "mallory2": ["owner", "releaser"]}
+    source = write_roles(tmp_path, mallory)
+    sign_roles(source, run_dir, load_signer(tmp_path / "mallory.key"), None)
+
+    with pytest.raises(PolicyError, match="nobody with the key"):
+        approve_run(PastRun(run_dir), load_signer(tmp_path / "mallory.key"))
+    # a project above it has releasers of its own, and people below it add none
+    sign_roles(
+        write_roles(tmp_path, {"alice": ["owner", "releaser"], "bob": ["owner", "releaser"]}),
+        tmp_path,
+        load_signer(tmp_path / "alice.key"),
+        None,
+    )
+    with pytest.raises(PolicyError, match="nobody with the key"):
+        approve_run(PastRun(run_dir), load_signer(tmp_path / "mallory.key"))
+    assert approve_run(PastRun(run_dir), load_signer(tmp_path / "bob.key")) == "bob"
 
 
 def test_a_policy_in_the_run_directory_that_was_changed_lets_nothing_out(run_under):

@@ -27,6 +27,7 @@ from phalanx.policy import (
     check_start,
     count_approvals,
     find_projects,
+    person_of_key,
     raise_breaches,
     read_policy,
 )
@@ -135,11 +136,18 @@ def _read_own_policy(past: PastRun, reference: PolicyReference) -> TrainingPolic
 
 
 def _releasers_of(past: PastRun, policy: TrainingPolicy) -> Mapping[str, Sequence[str]]:
-    """Return who may approve: whom the policy names, or the releasers of the file of roles that governs the run."""
+    """Return who may approve: whom the policy names, or the releasers of all files of roles above the run directory."""
     if policy.release.releasers:
         return policy.release.releasers
-    homes = find_projects((past.path,))
-    return Project.open(homes[0]).roles.people_with(("releaser",)) if homes else {}
+    # whoever writes the run directory could put people of their own there, or between it and the project
+    teams = [
+        Project.open(home).roles.people_with(("releaser",)) for home in find_projects((past.path.resolve().parent,))
+    ]
+    outermost = teams[-1] if teams else {}
+    return {
+        name: tuple(key for key in keys if all(person_of_key(team, key) is not None for team in teams))
+        for name, keys in outermost.items()
+    }
 
 
 def _approval_of(past: PastRun) -> Approval:

@@ -5,6 +5,7 @@ from phalanx.policy.approvals import (
     ActApproval as ActApproval,
     approve_release as approve_release,
     count_approvals as count_approvals,
+    person_of_key as person_of_key,
 )
 from phalanx.policy.clauses import (
     Breach as Breach,
