@@ -1,5 +1,6 @@
 """Whether a run's model may leave: the facts of its end against the policy that it was begun with."""
 
+import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,12 +8,12 @@ from typing import Any
 
 from phalanx.access_gate import require_approvals
 from phalanx.checkpoint import manifest_digest, step_directory
+from phalanx.config import canonical_json
 from phalanx.config.text import parse_strict_json
 from phalanx.errors import InputError, PolicyError
 from phalanx.evaluate import read_result
 from phalanx.evaluate.evaluation import SuiteResult
 from phalanx.evaluate.suite import digest_header, list_suites, open_suite
-from phalanx.governance.statements import ModelFiles
 from phalanx.policy import (
     POLICY_FILE,
     Approval,
@@ -37,6 +38,7 @@ from phalanx.serve.place import checkpoint_place, is_run
 from phalanx.train import PastRun, export_run
 from phalanx.train.records.policy_facts import facts_of_run
 from phalanx.train.records.run_directory import cache_beside
+from phalanx.verifier.statement import hash_file
 
 
 def require_release(
@@ -79,12 +81,27 @@ def release_target(where: Path, certificate: Path | None = None, *, step: int | 
     if place is not None and step is None and not best:
         where, step = place
     if not is_run(where):
-        return ModelFiles.from_directory(where, where.name).root
+        return _digest_files(where)
     past = PastRun(where, certificate)
     if not past.certified_steps:
         raise PolicyError(f"{where}: has no certified checkpoint that could be released")
     chosen = past.best_step if best else past.certified_steps[0] if step is None else step
     return f"{past.run_id}:{manifest_digest(past.checkpoints / step_directory(chosen))}"
+
+
+def _digest_files(directory: Path) -> str:
+    """Return SHA-256 over paths and contents of all files of a directory: a file of another name is another model.
+
+    Raises:
+        PolicyError: A link leads to a directory, whose files could be exchanged afterwards.
+    """
+    digests = {}
+    for path in directory.rglob("*"):
+        if path.is_symlink() and path.is_dir():
+            raise PolicyError(f"{path}: is a link to a directory; copy the model, so that all of it can be approved")
+        if path.is_file():
+            digests[path.relative_to(directory).as_posix()] = hash_file(path)
+    return hashlib.sha256(canonical_json(digests)).hexdigest()
 
 
 def check_run(
