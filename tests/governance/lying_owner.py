@@ -52,6 +52,14 @@ class LyingOwner:
         change(state)
         path.write_bytes(canonical_json(state))
 
+    def insert_line(self, kind: str, body: dict[str, Any], behind: str = "run_started") -> None:
+        """Put a line into the log, behind the first one of a kind; `sign_anew` signs it."""
+        path = self.home / "events.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        place = next(number for number, line in enumerate(lines, 1) if line["kind"] == behind)
+        lines.insert(place, {**lines[place - 1], "kind": kind, "body": body})
+        path.write_bytes(b"".join(canonical_json({**line, "sequence": n}) + b"\n" for n, line in enumerate(lines)))
+
     def sign_anew(self, change_body: ChangeBody = keep_body, change_leaf: ChangeLeaf = keep_leaf) -> None:
         """Write log, leaves, manifests and summary again, so that every signature and digest holds."""
         lines = [json.loads(line) for line in (self.home / "events.jsonl").read_text().splitlines()]

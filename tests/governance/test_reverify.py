@@ -18,10 +18,10 @@ from rich.console import Console
 from phalanx.checkpoint.manifest import CheckpointManifest, sign_manifest
 from phalanx.cli.outcome import run_command
 from phalanx.config import canonical_json
-from phalanx.errors import ConfigError, InputError, VerificationError
+from phalanx.errors import AuditLogError, ConfigError, InputError, VerificationError
 from phalanx.governance import publication, recomputation
 from phalanx.governance.publication import PublicationChoice, Publisher, open_publication, spread_states
-from phalanx.governance.recomputation import RunSegment
+from phalanx.governance.recomputation import Laboratory, RunSegment
 from phalanx.governance.reverify import (
     ATTESTATION_FILE,
     RequestedPlaces,
@@ -32,6 +32,7 @@ from phalanx.governance.reverify import (
 )
 from phalanx.security.crypto import Identity
 from phalanx.train import PastRun, load_run, train
+from phalanx.train.records.history import CONFIG_CHANGED
 from phalanx.verifier.forms import RefusedError
 from tiny_run_file import tiny_run_file
 
@@ -314,6 +315,82 @@ def test_a_state_that_goes_on_elsewhere_in_the_data_is_found(home: Path, owner: 
     assert found.first_difference is not None
     assert (found.verdict, found.first_difference.fact) == ("refuted", "place in the data")
     assert found.first_difference.step == 4
+
+
+CHANGED = {"step": 1, "changes": [], "from": "0" * 64, "to": "0" * 64}
+"""Of a line that says that the run file was changed; the steps before it cannot be recomputed."""
+
+
+def test_a_changed_run_file_lets_no_owner_choose_the_order_of_the_steps_after_it(
+    home: Path, owner: LyingOwner, tmp_path: Path
+) -> None:
+    lines = [json.loads(line) for line in (owner.home / "events.jsonl").read_text().splitlines()]
+    samples = {line["body"]["step"]: line["body"]["samples"] for line in lines if line["kind"] == "step"}
+    swapped = {3: samples[4], 4: samples[3]}
+    owner.insert_line(CONFIG_CHANGED, CHANGED)
+    owner.sign_anew(
+        lambda kind, body: {**body, "samples": swapped.get(body["step"], body["samples"])} if kind == "step" else body
+    )
+
+    found = recompute(publish(owner.home, tmp_path / "out"), home, 2)
+
+    assert found.first_difference is not None
+    assert (found.verdict, found.first_difference.step) == ("refuted", 3)
+    assert found.first_difference.fact == "order of the data"
+
+
+def test_a_changed_run_file_lets_no_state_go_on_elsewhere_in_the_data(
+    home: Path, owner: LyingOwner, tmp_path: Path
+) -> None:
+    owner.change_state(4, lambda state: state["loader"].update(num_samples=state["loader"]["num_samples"] + 8))
+    owner.insert_line(CONFIG_CHANGED, CHANGED)
+    owner.sign_anew()
+
+    found = recompute(publish(owner.home, tmp_path / "out"), home, 2)
+
+    assert found.first_difference is not None
+    assert (found.first_difference.step, found.first_difference.fact) == (4, "place in the data")
+
+
+def test_of_an_honest_run_with_a_changed_run_file_the_order_is_drawn_from_the_first_state_on(
+    home: Path, owner: LyingOwner, tmp_path: Path
+) -> None:
+    owner.insert_line(CONFIG_CHANGED, CHANGED)
+    owner.sign_anew()
+
+    found = recompute(publish(owner.home, tmp_path / "out"), home, 2)
+
+    assert (found.verdict, found.ordered) == ("proved", 5)
+    assert any("is the owner's word" in remark for remark in found.remarks)
+
+
+def test_batches_that_the_owner_says_had_failed_are_told_and_no_more_than_lines(
+    home: Path, owner: LyingOwner, tmp_path: Path
+) -> None:
+    """Whoever may leave batches out may choose the data; a large number would have a stranger draw without end."""
+    owner.insert_line("batch_skipped", {"step": 3, "number": 1, "reason": "unlucky"})
+    owner.sign_anew()
+    stranger = open_stranger(publish(owner.home, tmp_path / "out"), home)
+    assert any(remark.startswith("1 batches were given up at 1 steps") for remark in stranger.remarks)
+
+    owner.insert_line("batch_skipped", {"step": 2, "number": 2**40, "reason": "unlucky"})
+    owner.sign_anew()
+    with pytest.raises(AuditLogError, match="given up before those before it"):
+        open_stranger(publish(owner.home, tmp_path / "more"), home)
+
+
+def test_a_segment_whose_end_nothing_shows_is_not_proved(
+    home: Path, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner publishes no state behind it, and a log without records of its steps."""
+    monkeypatch.setattr(Laboratory, "read_step", lambda _lab, _step: [])
+    monkeypatch.setattr(Laboratory, "open_state", lambda lab, step: lab.past.open_verified(step) if step == 2 else None)
+    monkeypatch.setattr(Laboratory, "check_order", lambda _lab: None)
+
+    found = recompute(published, home, 2)
+
+    assert (found.verdict, found.recomputed) == ("undecided", 0)
+    assert found.reasons == ("neither the log nor a published state shows what step 2 led to",)
 
 
 def test_published_data_that_was_not_trained_on_is_found(home: Path, owner: LyingOwner, tmp_path: Path) -> None:

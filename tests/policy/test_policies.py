@@ -256,3 +256,13 @@ def test_a_broken_approval_counts_for_nothing(tmp_path, people, content):
     (tmp_path / "approvals" / "alice.json").write_bytes(content)
 
     assert count_approvals(tmp_path, policy, APPROVAL) == []
+
+
+def test_a_policy_without_suites_has_the_digest_that_was_signed_before_there_were_any(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text('name = "ours"\n[release]\nmin_figures = { "facts.accuracy" = 0.4 }\n')
+    plain = load_config(path, TrainingPolicy)
+    path.write_text(path.read_text() + f'suites.facts = {{ digest = "{"0" * 64}", rows = 3 }}\n')
+
+    assert "suites" not in plain.model_dump(mode="json")["release"]
+    assert load_config(path, TrainingPolicy).digest != plain.digest

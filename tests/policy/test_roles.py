@@ -313,6 +313,94 @@ def test_older_roles_that_are_put_back_are_refused(project, tmp_path):
         Project.open(project)
 
 
+def change_roles(home: Path, people) -> None:
+    """Put other roles in force: alice signs them, carol has approved them."""
+    source = write_roles(home.parent, people, second_key=key_of(home.parent, "alice2"))
+    digest = load_config(source, ProjectRoles).digest
+    Project.open(home).approve_act("policy_change", digest, load_signer(home.parent / "carol.key"), None)
+    sign_roles(source, home, load_signer(home.parent / "alice.key"), None)
+
+
+def test_older_roles_that_are_put_back_with_their_line_are_refused(project, tmp_path):
+    """The attacker may write the directory, and has no key: a line that an owner once signed comes once more."""
+    older, line = (project / "roles.json").read_bytes(), (project / "access.jsonl").read_bytes()
+    change_roles(project, {**PEOPLE, "tom": ("reader",)})
+    (project / "roles.json").write_bytes(older)
+    with (project / "access.jsonl").open("ab") as file:
+        file.write(line)
+
+    with pytest.raises(AuditLogError, match="put the whole log back"):
+        Project.open(project)
+
+
+def test_roles_of_another_project_of_the_same_owner_are_refused(project, tmp_path):
+    """Tom is an owner there, and copies its two files over."""
+    source = write_roles(tmp_path, {**PEOPLE, "tom": ("owner",)}, second_key=key_of(tmp_path, "alice2"))
+    source.write_text(source.read_text().replace('"hospital"', '"kiosk"'))
+    other = tmp_path / "kiosk"
+    sign_roles(source, other, load_signer(tmp_path / "alice.key"), None)
+    (project / "roles.json").write_bytes((other / "roles.json").read_bytes())
+    with (project / "access.jsonl").open("ab") as file:
+        file.write((other / "access.jsonl").read_bytes())
+
+    with pytest.raises(AuditLogError, match="roles of another project"):
+        Project.open(project)
+
+
+def test_roles_that_change_while_a_command_runs_count_for_its_next_read(project, monkeypatch):
+    act_as(monkeypatch, project, "bob")
+    with RoleGate("data sample", [project]) as gate, enter_gate(gate):
+        note_read("dataset", "d1", project)
+        change_roles(project, {**PEOPLE, "bob": ("reader",), "beate": ("releaser", "data_steward")})
+        with pytest.raises(RoleError, match="needs the role"):
+            note_read("dataset", "d2", project)
+
+    assert [entry.kind for entry in log_of(project)] == ["roles", "read", "approval", "roles", "refused"]
+
+
+def test_a_person_who_is_taken_out_while_a_command_runs_reads_no_more_and_the_log_holds(project, monkeypatch):
+    act_as(monkeypatch, project, "bob")
+    people = {name: roles for name, roles in PEOPLE.items() if name != "bob"} | {"beate": ("releaser", "data_steward")}
+    with RoleGate("data sample", [project]) as gate, enter_gate(gate):
+        note_read("dataset", "d1", project)
+        change_roles(project, people)
+        with pytest.raises(RoleError, match="needs the role"):
+            note_read("dataset", "d2", project)
+
+    assert log_of(project)[-1].body["person"] == "nobody"
+
+
+def test_a_remote_caller_who_lost_the_role_is_refused_by_a_process_that_runs(project, monkeypatch):
+    act_as(monkeypatch, project, "alice")
+    with RoleGate("serve", [project]) as gate, enter_gate(gate):
+        check_caller("/v1/chat/completions", "rita", None)
+        change_roles(project, {**PEOPLE, "rita": ("auditor",)})
+        with pytest.raises(RoleError, match="needs the role"):
+            check_caller("/v1/chat/completions", "rita", None)
+
+
+def test_a_caller_without_the_role_fills_no_log_by_calling_one_path_after_another(project, monkeypatch):
+    act_as(monkeypatch, project, "alice")
+    paths = [f"/v1/{row}/{number}" for row in ("models", "unheard") for number in range(20)]
+    with RoleGate("serve", [project]) as gate, enter_gate(gate):
+        for path in paths:
+            with pytest.raises(RoleError):
+                check_caller(path, "tom", None)
+
+    assert [entry.kind for entry in log_of(project)] == ["roles", "refused", "refused"]
+
+
+def test_a_line_is_not_written_by_roles_that_are_no_longer_in_force(project, tmp_path):
+    """Two processes: one has read the roles, the other changes them before the first one writes."""
+    stale = Project.open(project)
+    change_roles(project, {**PEOPLE, "tom": ("reader",)})
+
+    with pytest.raises(AuditLogError, match="roles were changed"):
+        stale.log.append_event(load_signer(tmp_path / "tom.key"), "read", {"person": "tom", "digest": "d1"})
+    with pytest.raises(AuditLogError, match="roles were changed"):
+        stale.log.append_event(load_signer(tmp_path / "alice.key"), "roles", {"statement": {}})
+
+
 def test_roles_that_somebody_else_signed_or_changed_are_refused(project, tmp_path):
     content = json.loads((project / "roles.json").read_bytes())
     content["statement"]["people"]["tom"]["roles"] = ["owner"]
@@ -450,6 +538,25 @@ def test_a_line_in_the_name_of_another_person_is_found(project, tmp_path):
     log.append_event(load_signer(tmp_path / "tom.key"), "read", {"person": "bob", "digest": "d1"})
 
     with pytest.raises(AuditLogError, match="not 'bob'"):
+        verify_access_log(project)
+
+
+@pytest.mark.parametrize(
+    ("signer", "kind", "body"),
+    [
+        ("mallory", "read", {"digest": "d1"}),
+        ("mallory", "read", {"person": None, "digest": "d1"}),
+        ("mallory", "refused", {"person": "bob", "what": "command"}),
+        ("mallory", "refused", {"what": "command"}),
+        ("tom", "refused", {"person": "bob", "what": "command"}),
+        ("tom", "refused", {"person": "nobody", "what": "command"}),
+    ],
+)
+def test_a_line_that_names_somebody_else_than_its_signer_is_found(project, tmp_path, signer, kind, body):
+    """Mallory has a key that is in no file of roles; tom has one, and would have others be refused."""
+    Project.open(project).log.append_event(load_signer(tmp_path / f"{signer}.key"), kind, body)
+
+    with pytest.raises(AuditLogError, match="is signed by a key that is not"):
         verify_access_log(project)
 
 

@@ -135,6 +135,21 @@ def test_what_is_not_as_it_was_noted_is_not_gone_on_from(journaled, quietly, die
     assert summary["final_weights_digest"] == undisturbed
 
 
+def test_no_word_of_a_worker_about_its_state_ends_the_owner_or_styles_its_terminal(
+    journaled, quietly, died, undisturbed, monkeypatch
+):
+    """A remote worker says why it has no state: a tag that closes nothing was an error of the terminal's library."""
+
+    def ask_worker(*_):
+        raise CheckpointError("stage 1: worker-2 has no state of step 4: [/gone] [link=https://example.org]lost[/link]")
+
+    monkeypatch.setattr("phalanx.train.sessions.pipeline.read_kept_states", ask_worker)
+    summary = quietly(journaled(), died, resume=True)
+
+    assert "[/gone] [link=https://example.org]lost[/link]; the run continues" in " ".join(summary["shown"].split())
+    assert (summary["resumed_from"], summary["final_weights_digest"]) == (0, undisturbed)
+
+
 def test_a_state_that_was_undone_after_it_was_noted_is_not_gone_on_from(journaled, quietly, died, undisturbed):
     run = json.loads((died / "run.json").read_text())["run"]
     with AuditLog(died / "events.jsonl", load_identity(died / "pki" / "owner"), run) as log:

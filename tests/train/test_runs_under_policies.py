@@ -12,7 +12,7 @@ from phalanx.data.shards import fingerprint_of, load_signer
 from phalanx.errors import ConfigError, PolicyError
 from phalanx.evaluate import read_result
 from phalanx.governance.release import approve_run, check_run, require_release
-from phalanx.policy import POLICY_FILE, TrainingPolicy, sign_policy
+from phalanx.policy import POLICY_FILE, SuiteIdentity, TrainingPolicy, sign_policy, sign_roles
 from phalanx.security.crypto import Identity
 from phalanx.train import PastRun, load_run, train
 from phalanx.train.entry import replay
@@ -88,6 +88,36 @@ def test_a_release_needs_the_approvals_of_its_policy(run_under):
         approve_run(PastRun(run_dir), OWNER)
     assert approve_run(PastRun(run_dir), ALICE) == "alice"
     require_release(run_dir)
+
+
+def write_roles(folder, people):
+    """Write a file of roles, each person with a key of that name."""
+    keys = {name: load_signer(folder / f"{name}.key").fingerprint for name in people}
+    rows = [f'[people.{name}]\nkeys = ["{keys[name]}"]\nroles = {json.dumps(roles)}' for name, roles in people.items()]
+    path = folder / "roles.toml"
+    path.write_text("\n".join(['name = "ours"', *rows]))
+    return path
+
+
+def test_roles_that_a_trainer_puts_into_the_run_directory_name_no_releasers(run_under, tmp_path):
+    """The attacker: a trainer, who writes the run directory; the policy takes its releasers from the file of roles."""
+    _, run_dir = run_under("[release]\napprovals = 1\n", name="runs")
+    mallory = {"mallory": ["owner", "releaser"], "mallory2": ["owner", "releaser"]}
+    source = write_roles(tmp_path, mallory)
+    sign_roles(source, run_dir, load_signer(tmp_path / "mallory.key"), None)
+
+    with pytest.raises(PolicyError, match="nobody with the key"):
+        approve_run(PastRun(run_dir), load_signer(tmp_path / "mallory.key"))
+    # a project above it has releasers of its own, and people below it add none
+    sign_roles(
+        write_roles(tmp_path, {"alice": ["owner", "releaser"], "bob": ["owner", "releaser"]}),
+        tmp_path,
+        load_signer(tmp_path / "alice.key"),
+        None,
+    )
+    with pytest.raises(PolicyError, match="nobody with the key"):
+        approve_run(PastRun(run_dir), load_signer(tmp_path / "mallory.key"))
+    assert approve_run(PastRun(run_dir), load_signer(tmp_path / "bob.key")) == "bob"
 
 
 def test_a_policy_in_the_run_directory_that_was_changed_lets_nothing_out(run_under):
@@ -194,11 +224,34 @@ def test_figures_count_when_they_were_measured_on_these_weights(run_under, tmp_p
     assert [one.clause for one in check_run(PastRun(run_dir), policy)[1]] == [f"release.max_figures.{figure}"]
     result.write_bytes(good.read_bytes())
     good.unlink()
+    # a policy may say which rows it means
+    row = next(row for row in json.loads(result.read_text())["suites"] if row["name"] == suite)
+    for rows, breaches in ((row["num_rows"], 0), (row["num_rows"] + 1, 1)):
+        pin = {"note": SuiteIdentity(digest=row["suite_digest"], rows=rows)}
+        pinned = policy.model_copy(update={"release": policy.release.model_copy(update={"suites": pin})})
+        assert len(check_run(PastRun(run_dir), pinned)[1]) == breaches
     # the attacker: a trainer who brings the figures of another model
     fields = json.loads(result.read_text())
     fields["model"]["model_digest"] = "0" * 64
     result.write_text(json.dumps(fields))
     assert [one.clause for one in check_run(PastRun(run_dir), policy)[1]] == [f"release.max_figures.{figure}"]
+
+
+def test_figures_of_other_rows_under_the_name_of_a_suite_count_for_nothing(run_under, tmp_path):
+    """The attacker: a trainer who gives a text of three words the name of a suite, or measures a part of the suite."""
+    _, run_dir = run_under('[release]\nmax_figures = { "prose.perplexity" = 1e9 }\n')
+    (tmp_path / "note.txt").write_text("The owner checks each stage.\n" * 20)
+    result = run_dir / "evaluation.json"
+    attacks = (["--text", f"prose={tmp_path / 'note.txt'}"], ["--suite", "prose", "--limit", "1"])
+    for options in attacks:
+        assert call("eval", run_dir, *options, "--out", result).exit_code == 0
+        figure = next(name for name in read_result(result).figures if name.startswith("prose."))
+        policy = load_config(run_dir / POLICY_FILE, TrainingPolicy)
+        policy = policy.model_copy(update={"release": policy.release.model_copy(update={"max_figures": {figure: 1e9}})})
+        assert [one.clause for one in check_run(PastRun(run_dir), policy)[1]] == [f"release.max_figures.{figure}"]
+
+    assert call("eval", run_dir, "--suite", "prose", "--out", result).exit_code == 0
+    assert check_run(PastRun(run_dir), policy)[1] == []
 
 
 def test_a_run_without_a_policy_leaves_freely(tmp_path, quietly):

@@ -1,6 +1,7 @@
 """Forged passports: by outsiders without keys, and by the owner, who can sign all of its own statements anew."""
 
 import copy
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -8,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from forger import MODEL, SMALL, Forger, payload_of, raw_bundle
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from phalanx.governance.statements import ModelFiles
 from phalanx.security.crypto import Identity
@@ -443,6 +448,20 @@ def test_evidence_that_was_left_out_is_named(tmp_path: Path) -> None:
     assert found.doubts == [f"evidence that the log names is not here: {name}"]
 
 
+def sign_model_anew(forger: Forger, home: Path) -> None:
+    """Let every statement of a passport be about the files of a directory, signed by the owner."""
+    files = ModelFiles.from_directory(home, "model")
+    forger.members[SIGNATURE] = forger.signer.sign_model(files)
+    name_model(forger, files.root)
+
+
+def name_model(forger: Forger, root: str) -> None:
+    forger.facts["model"]["root"] = root
+    for name in (PROVENANCE, EVALUATION, "tests/redteam.dsse.json"):
+        forger.change_statement(name, lambda s: s["subject"][0]["digest"].update(sha256=root))
+    forger.change_json(BOM, lambda bom: bom["metadata"]["component"]["hashes"][0].update(content=root))
+
+
 def test_a_model_with_other_weights_is_refused_though_the_owner_signs_it(tmp_path: Path) -> None:
     """The digest of tensors is compared with the one that the log signed at the run's end."""
     home = shutil.copytree(MODEL, tmp_path / "model")
@@ -450,12 +469,7 @@ def test_a_model_with_other_weights_is_refused_though_the_owner_signs_it(tmp_pat
     data[-1] ^= 1
     (home / "model.safetensors").write_bytes(data)
     forger = Forger()
-    files = ModelFiles.from_directory(home, "model")
-    forger.members[SIGNATURE] = forger.signer.sign_model(files)
-    forger.facts["model"]["root"] = files.root
-    for name in (PROVENANCE, EVALUATION, "tests/redteam.dsse.json"):
-        forger.change_statement(name, lambda s: s.update(subject=[files.subject]))
-    forger.change_json(BOM, lambda bom: bom["metadata"]["component"]["hashes"][0].update(content=files.root))
+    sign_model_anew(forger, home)
     path = forger.write_sealed(tmp_path / "forged")
 
     # without the model the statements agree with each other, and the remark says what was not compared
@@ -463,6 +477,90 @@ def test_a_model_with_other_weights_is_refused_though_the_owner_signs_it(tmp_pat
     assert digest_weights(home) != forger.facts["model"]["weights"]
     with pytest.raises(RefusedError, match="the tensors are not those of the run"):
         verify_passport(path, OWNER, model=home)
+
+
+def hide_in_a_pickle(home: Path, weights: dict[str, Tensor]) -> None:
+    torch.save(weights, home / "pytorch_model.bin")
+
+
+def hide_below(home: Path, weights: dict[str, Tensor]) -> None:
+    (home / "more").mkdir()
+    save_file(weights, home / "more" / "model.safetensors", {"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "more/model.safetensors")}
+    (home / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def hide_in_a_folder_of_git(home: Path, weights: dict[str, Tensor]) -> None:
+    (home / ".git").mkdir()
+    save_file(weights, home / ".git" / "model.safetensors", {"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, ".git/model.safetensors")}
+    (home / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("hide", [hide_in_a_pickle, hide_below, hide_in_a_folder_of_git])
+def test_weights_that_a_program_loads_in_the_place_of_the_runs_are_refused(
+    hide: Callable[[Path, dict[str, Tensor]], None], tmp_path: Path
+) -> None:
+    """The attacker is the owner: the run's tensors lie beside others, which transformers finds first."""
+    home = shutil.copytree(MODEL, tmp_path / "model")
+    weights = {name: torch.zeros_like(value) for name, value in load_file(home / "model.safetensors").items()}
+    (home / "model.safetensors").rename(home / "shown.safetensors")
+    hide(home, weights)
+    forger = Forger()
+    sign_model_anew(forger, home)
+    path = forger.write_sealed(tmp_path / "forged")
+
+    loaded = AutoModelForCausalLM.from_pretrained(home, local_files_only=True)
+    assert not any(value.any() for value in loaded.state_dict().values())
+    with pytest.raises(RefusedError, match=r"in the place of the tensors|names other files"):
+        verify_passport(path, OWNER, model=home)
+
+
+def test_weights_under_a_name_that_no_program_looks_for_are_refused(tmp_path: Path) -> None:
+    home = shutil.copytree(MODEL, tmp_path / "model")
+    (home / "model.safetensors").rename(home / "shown.safetensors")
+
+    with pytest.raises(RefusedError, match="no program finds its tensors"):
+        digest_weights(home)
+
+
+def test_weights_in_several_files_are_those_that_their_index_names(tmp_path: Path) -> None:
+    home = shutil.copytree(MODEL, tmp_path / "model")
+    whole = digest_weights(home)
+    weights = load_file(home / "model.safetensors")
+    (home / "model.safetensors").unlink()
+    parts = {"a.safetensors": sorted(weights)[::2], "b.safetensors": sorted(weights)[1::2]}
+    for name, tensors in parts.items():
+        save_file({tensor: weights[tensor] for tensor in tensors}, home / name)
+    index = {"weight_map": {tensor: name for name, tensors in parts.items() for tensor in tensors}}
+    path = home / "model.safetensors.index.json"
+    path.write_text(json.dumps(index))
+    assert digest_weights(home) == whole
+
+    index["weight_map"][parts["a.safetensors"][0]] = "b.safetensors"
+    path.write_text(json.dumps(index))
+    with pytest.raises(RefusedError, match="names other files"):
+        digest_weights(home)
+
+
+def test_a_signature_that_leaves_files_of_the_model_out_is_refused(tmp_path: Path) -> None:
+    """Or whoever passes the model on exchanges the file that was left out."""
+    home = shutil.copytree(MODEL, tmp_path / "model")
+    forger = Forger()
+    bundle = json.loads(forger.signer.sign_model(ModelFiles.from_directory(home, "model")))
+    statement = payload_of(canonical(bundle["dsseEnvelope"]))
+    statement["predicate"]["serialization"]["ignore_paths"] += ["generation_config.json"]
+    (dropped,) = [row for row in statement["predicate"]["resources"] if row["name"] == "generation_config.json"]
+    statement["predicate"]["resources"].remove(dropped)
+    rest = b"".join(bytes.fromhex(row["digest"]) for row in statement["predicate"]["resources"])
+    root = hashlib.sha256(rest).hexdigest()
+    statement["subject"][0]["digest"]["sha256"] = root
+    envelope = forger.signer.sign_statement(statement["subject"], statement["predicateType"], statement["predicate"])
+    forger.members[SIGNATURE] = canonical({**bundle, "dsseEnvelope": json.loads(envelope)})
+    name_model(forger, root)
+
+    with pytest.raises(RefusedError, match="leaves files of the model unsigned"):
+        verify_passport(forger.write_sealed(tmp_path / "forged"), OWNER, model=home)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -19,11 +19,11 @@ ALERT = make_training_alert("verdict", "worker-1", 1, 0)
 NO_NUMBER = make_training_alert("non_finite", "loss", float("nan"), 0)
 
 
-def tell(rules, *alerts, is_over=False):
+def tell(rules, *alerts, is_over=False, run="first"):
     async def send():
         async with AlertReceivers(rules) as receivers:
             for alert in alerts:
-                receivers.tell_receivers(alert, "first", is_over=is_over)
+                receivers.tell_receivers(alert, run, is_over=is_over)
         return receivers.num_dropped
 
     return asyncio.run(send())
@@ -57,6 +57,29 @@ def test_a_command_gets_the_alert_on_its_input_and_nothing_on_its_command_line(t
     arguments, alert = json.loads(out.read_text())
     assert arguments == ["fixed"]
     assert (alert["subject"], alert["state"]) == ("worker-1", "over")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "=?utf-8?q?x=0ABcc:_eve=40example.org?=",
+        "x =?utf-8?b?DQpCY2M6IGV2ZUBleGFtcGxlLm9yZw==?= y",
+        "=\n?utf-8?q?x=0ABcc:_e?=",
+    ],
+)
+@pytest.mark.parametrize("is_run", [True, False])
+def test_no_encoded_word_in_a_name_becomes_a_header(name, is_run):
+    """The attacker names a party, or the directory of a run that somebody watches."""
+    with mail_receiver() as (port, mails):
+        email = {"host": "127.0.0.1", "port": port, "starttls": False}
+        email |= {"sender": "phalanx@example.org", "recipients": ("ops@example.org",)}
+        alert = make_training_alert("verdict", "worker-1" if is_run else name, 1, 0)
+        tell(RunAlertRules(email=email), alert, run=name if is_run else "first")
+        mail = message_from_string(mails.get(timeout=30))
+
+    assert mail["Bcc"] is None
+    assert "eve" not in mail["To"]
+    assert mail["Subject"].lstrip().startswith("[phalanx] ")
 
 
 def test_a_mail_arrives_and_no_name_becomes_a_header():

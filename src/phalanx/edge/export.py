@@ -31,6 +31,7 @@ from phalanx.edge.statement import (
     write_statement,
 )
 from phalanx.errors import CheckpointError, ConfigError
+from phalanx.models import ModelSource, parameter_names
 
 PRECISIONS = {"gguf": GGUF_PRECISIONS, "onnx": ONNX_PRECISIONS}
 TABLE_FILE = "differences.json"
@@ -94,6 +95,9 @@ def export_edge(
         raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").with_facts(
             code="PHX-I056", file=str(out), do="choose another path"
         )
+    model = ModelSource(directory)
+    # the builder of ONNX reads the files by itself, and the checks of rounding by this reader
+    model.check_names(parameter_names(model.hub_config))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         spare = Path(tempfile.mkdtemp(prefix=".exporting-", dir=out.parent))

@@ -202,6 +202,11 @@ def list_suites() -> dict[str, SuiteHeader]:
     return {path.stem: load_config(path, SuiteHeader) for path in sorted(FOLDER.glob("*.toml"))}
 
 
+def digest_header(name: str) -> str:
+    """Return the digest of a suite of this package that has no rows of its own."""
+    return hashlib.sha256((FOLDER / f"{name}.toml").read_bytes()).hexdigest()
+
+
 def open_suite(name: str, data: Path | None = None, limit: int | None = None) -> Suite:
     """Open a suite of this package by name, or one of the user's by the path of its TOML file.
 

@@ -132,6 +132,9 @@ class LoggedSteps:
             self.steps[int(body["step"])] = (body, LeafBatch.from_log_entry(entry), len(self.sessions) - 1)
         elif kind == "batch_skipped":
             step, number = int(body["step"]), int(body["number"])
+            # one line each: a stranger draws no more batches than the log has lines
+            if not 1 <= number <= self.given_up.get(step, 0) + 1:
+                raise ValueError(f"batch {number} of step {step} is given up before those before it")
             self.given_up[step] = max(number, self.given_up.get(step, 0))
         elif kind == CONFIG_CHANGED:
             self.first_step = int(body["step"])
@@ -194,16 +197,28 @@ class Laboratory:
                 )
         return None
 
+    @property
+    def first_ordered(self) -> int | None:
+        """The step from which on the order of the data is drawn; of a changed run file that of a published state."""
+        begun = self.facts.first_step
+        return min((step for step in self.states if step >= begun), default=None) if begun else 0
+
     def check_order(self) -> StepDifference | None:
         """Draw the order of the data again for every step; return the first step that the log says otherwise of."""
-        facts, run = self.facts, self.run
+        facts, run, begin = self.facts, self.run, self.first_ordered
         if facts.corpora != {self.corpus.digest}:
             published = next(iter(sorted(facts.corpora - {self.corpus.digest})), "none")
             return StepDifference(0, None, "digest of the data", published, self.corpus.digest)
-        if facts.first_step:
+        if begin is None:
             return None
         loader = BatchLoader(self.corpus, run.train.draws_per_step, run.train.seed)
-        for step in range(self.num_steps + 1):
+        state = self.open_state(begin)
+        if begin and state is not None:
+            try:
+                loader.load_position(state.state["loader"])
+            except (CheckpointError, KeyError, TypeError) as exc:
+                return StepDifference(begin, None, "place in the data", str(exc), "one of the run file's order")
+        for step in range(begin, self.num_steps + 1):
             state = self.open_state(step)
             if state is not None and loader.position_state() != state.state.get("loader"):
                 published, drawn = (str(place) for place in (state.state.get("loader"), loader.position_state()))
@@ -304,6 +319,9 @@ def recompute_segment(lab: Laboratory, segment: RunSegment, tell: Callable[[int]
         difference = walk.take_steps(tell)
     except (CheckpointError, NonFiniteLossError) as exc:
         difference = StepDifference(walk.step, None, "its work", "was done", str(exc))
+    if difference is None and not walk.has_end:
+        silent = f"neither the log nor a published state shows what step {segment.end - 1} led to"
+        return SegmentResult(segment, "undecided", compared=walk.compared, why=silent)
     if difference is None:
         return SegmentResult(segment, "proved", compared=walk.compared)
     why = "parties of several numeric classes computed it" if walk.is_mixed else lab.find_other_class(segment)
@@ -324,12 +342,19 @@ class _SegmentWalk:
     def __init__(self, lab: Laboratory, segment: RunSegment) -> None:
         self._lab, self._segment = lab, segment
         self.step, self.compared, self.is_mixed = segment.start, 0, False
+        self._stages, self._shown = 0, set[int]()
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the log or a published state shows of every stage what the last step led to."""
+        return len(self._shown) == self._stages
 
     def take_steps(self, tell: Callable[[int], None]) -> StepDifference | None:
         """Recompute all steps; return the first difference."""
         lab, segment = self._lab, self._segment
         objective = objective_of(lab.run.train.objective)
         honest = HonestRun(lab.plan, StageLibrary(lab.source, lab.plan, lab.open_state(segment.start)), objective)
+        self._stages = len(honest.copies)
         difference = self._compare_states(honest, lab.read_step(segment.start), "before it")
         batches = lab.read_batches(segment.start)
         for self.step in range(segment.start, segment.end):
@@ -337,6 +362,7 @@ class _SegmentWalk:
                 return difference
             inputs = step_inputs(next(batches), lab.plan.microbatches, objective)
             honest.compute_step(self.step, inputs)
+            self._shown.clear()
             difference = self._finish_step(honest)
             tell(self.step + 1 - segment.start)
         return difference or self._compare_end(honest)
@@ -362,6 +388,7 @@ class _SegmentWalk:
             difference = self._compare_facts(stage, facts)
             if difference is not None:
                 return difference
+            self._shown |= set() if stage is None else {stage}
         honest.apply_gradients(self.step, gradients, clip)
         return self._compare_states(honest, self._lab.read_step(self.step + 1), "after it")
 
@@ -377,6 +404,7 @@ class _SegmentWalk:
                 difference = self._compare_facts(leaf.stage, facts)
                 if difference is not None:
                     return difference
+                self._shown.add(leaf.stage)
         return None
 
     def _compare_end(self, honest: HonestRun) -> StepDifference | None:
@@ -389,12 +417,14 @@ class _SegmentWalk:
             difference = self._compare_facts(copy.spec.index, facts)
             if difference is not None:
                 return difference
+            self._shown.add(copy.spec.index)
         final = self._lab.past.final_weights_digest
         if final is None or end_step != self._lab.num_steps:
             return None
         named = (
             (name, tensor.detach()) for copy in honest.copies for name, tensor in copy.module.all_parameters().items()
         )
+        self._shown |= {copy.spec.index for copy in honest.copies}
         return self._compare_facts(None, {"final weights": (final, digest_weights(named))})
 
     def _compare_facts(self, stage: int | None, facts: Mapping[str, tuple[str, str]]) -> StepDifference | None:

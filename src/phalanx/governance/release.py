@@ -1,5 +1,6 @@
 """Whether a run's model may leave: the facts of its end against the policy that it was begun with."""
 
+import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import Any
 
 from phalanx.access_gate import require_approvals
 from phalanx.checkpoint import manifest_digest, step_directory
+from phalanx.config import canonical_json
 from phalanx.config.text import parse_strict_json
 from phalanx.errors import InputError, PolicyError
 from phalanx.evaluate import read_result
-from phalanx.governance.statements import ModelFiles
+from phalanx.evaluate.evaluation import SuiteResult
+from phalanx.evaluate.suite import digest_header, list_suites, open_suite
 from phalanx.policy import (
     POLICY_FILE,
     Approval,
@@ -18,12 +21,14 @@ from phalanx.policy import (
     EndFacts,
     PolicyReference,
     Project,
+    SuiteIdentity,
     TrainingPolicy,
     approve_release,
     check_release,
     check_start,
     count_approvals,
     find_projects,
+    person_of_key,
     raise_breaches,
     read_policy,
 )
@@ -33,6 +38,7 @@ from phalanx.serve.place import checkpoint_place, is_run
 from phalanx.train import PastRun, export_run
 from phalanx.train.records.policy_facts import facts_of_run
 from phalanx.train.records.run_directory import cache_beside
+from phalanx.verifier.statement import hash_file
 
 
 def require_release(
@@ -75,12 +81,27 @@ def release_target(where: Path, certificate: Path | None = None, *, step: int | 
     if place is not None and step is None and not best:
         where, step = place
     if not is_run(where):
-        return ModelFiles.from_directory(where, where.name).root
+        return _digest_files(where)
     past = PastRun(where, certificate)
     if not past.certified_steps:
         raise PolicyError(f"{where}: has no certified checkpoint that could be released")
     chosen = past.best_step if best else past.certified_steps[0] if step is None else step
     return f"{past.run_id}:{manifest_digest(past.checkpoints / step_directory(chosen))}"
+
+
+def _digest_files(directory: Path) -> str:
+    """Return SHA-256 over paths and contents of all files of a directory: a file of another name is another model.
+
+    Raises:
+        PolicyError: A link leads to a directory, whose files could be exchanged afterwards.
+    """
+    digests = {}
+    for path in directory.rglob("*"):
+        if path.is_symlink() and path.is_dir():
+            raise PolicyError(f"{path}: is a link to a directory; copy the model, so that all of it can be approved")
+        if path.is_file():
+            digests[path.relative_to(directory).as_posix()] = hash_file(path)
+    return hashlib.sha256(canonical_json(digests)).hexdigest()
 
 
 def check_run(
@@ -132,11 +153,18 @@ def _read_own_policy(past: PastRun, reference: PolicyReference) -> TrainingPolic
 
 
 def _releasers_of(past: PastRun, policy: TrainingPolicy) -> Mapping[str, Sequence[str]]:
-    """Return who may approve: whom the policy names, or the releasers of the file of roles that governs the run."""
+    """Return who may approve: whom the policy names, or the releasers of all files of roles above the run directory."""
     if policy.release.releasers:
         return policy.release.releasers
-    homes = find_projects((past.path,))
-    return Project.open(homes[0]).roles.people_with(("releaser",)) if homes else {}
+    # whoever writes the run directory could put people of their own there, or between it and the project
+    teams = [
+        Project.open(home).roles.people_with(("releaser",)) for home in find_projects((past.path.resolve().parent,))
+    ]
+    outermost = teams[-1] if teams else {}
+    return {
+        name: tuple(key for key in keys if all(person_of_key(team, key) is not None for team in teams))
+        for name, keys in outermost.items()
+    }
 
 
 def _approval_of(past: PastRun) -> Approval:
@@ -175,18 +203,20 @@ def read_summary(past: PastRun) -> dict[str, Any]:
 def _read_figures(past: PastRun, policy: TrainingPolicy, paths: Sequence[Path]) -> dict[str, float]:
     """Return the figures that were measured on the final weights; results of other models count for nothing.
 
-    Of several results with one figure the worst counts, or who measures often enough passes.
+    Of several results with one figure the worst counts, or who measures often enough passes. A result of other rows
+    under the name of a suite counts for nothing either.
     """
     with tempfile.TemporaryDirectory(prefix="phalanx-release-") as scratch:
         directory = Path(scratch) / "model"
         export_run(past, directory, merge=past.config.model.adapter is not None)
         digest = TextModel(directory).model_digest
     values: dict[str, list[float]] = {}
-    for result in map(read_result, paths):
-        if result.model.get("model_digest") == digest:
-            for name, figure in result.figures.items():
-                if figure.value is not None:
-                    values.setdefault(name, []).append(figure.value)
+    results = [result for result in map(read_result, paths) if result.model.get("model_digest") == digest]
+    for suite in (suite for result in results for suite in result.suites):
+        expected = policy.release.suites.get(suite.name) or _packaged_identity(suite.name)
+        for figure in suite.figures if expected is None or _is_suite(suite, expected) else ():
+            if figure.value is not None:
+                values.setdefault(f"{suite.name}.{figure.metric}", []).append(figure.value)
     min_figures, max_figures = policy.release.min_figures, policy.release.max_figures
     # a figure with both limits has no one worst value: it counts where its results agree
     return {
@@ -194,3 +224,24 @@ def _read_figures(past: PastRun, policy: TrainingPolicy, paths: Sequence[Path]) 
         for name, rows in values.items()
         if len(set(rows)) == 1 or not (name in min_figures and name in max_figures)
     }
+
+
+def _packaged_identity(name: str) -> SuiteIdentity | None:
+    """Return what a suite of this package is; None of another name, under which a policy may expect any rows."""
+    header = list_suites().get(name)
+    if header is None:
+        return None
+    if header.task is not None:
+        # the data is its user's
+        return SuiteIdentity(digest=digest_header(name))
+    suite = open_suite(name)
+    return SuiteIdentity(digest=suite.digest, rows=len(suite.rows))
+
+
+def _is_suite(suite: SuiteResult, expected: SuiteIdentity) -> bool:
+    """Whether figures are of the rows that are meant, and not of others by the same name."""
+    return (
+        suite.suite_digest == expected.digest
+        and expected.rows in (None, suite.num_rows)
+        and expected.data in (None, suite.data_digest)
+    )

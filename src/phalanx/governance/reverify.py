@@ -178,7 +178,15 @@ class Reverifier:
         if not publication.is_expected:
             self.remarks.append("the owner's key is the one that was published: compare it, or give --certificate")
         if facts.first_step:
-            self.remarks.append(f"steps before {facts.first_step} had another run file and cannot be recomputed")
+            self.remarks.append(
+                f"steps before {facts.first_step} had another run file and cannot be recomputed; where in the data the "
+                "first published state after them stood is the owner's word"
+            )
+        if facts.given_up:
+            self.remarks.append(
+                f"{sum(facts.given_up.values())} batches were given up at {len(facts.given_up)} steps: that they had "
+                "failed is the owner's word"
+            )
         self._check_states()
         self._data, self._is_brought = places.data or _directory_in(path, DATA), places.data is not None
         self._model = places.model or _directory_in(path, MODEL)
@@ -299,7 +307,7 @@ class Reverifier:
             seed=draw[0],
             share=draw[1],
             num_steps=self.num_steps,
-            ordered=0 if lab is None or self._facts.first_step else len(self._facts.steps),
+            ordered=0 if lab is None else _count_ordered(lab),
             results=tuple(results.values()),
             remarks=tuple(self.remarks),
             cost=cost,
@@ -413,6 +421,11 @@ def _read_log(past: PastRun, facts: LoggedSteps) -> LogHead | None:
     except (KeyError, TypeError, ValueError) as exc:
         raise AuditLogError(f"{path}: a line lacks what it must have ({exc})") from exc
     return head
+
+
+def _count_ordered(lab: Laboratory) -> int:
+    begin = lab.first_ordered
+    return 0 if begin is None else sum(step >= begin for step in lab.facts.steps)
 
 
 def _tell_sum(tell: Tell, total: int, before: int, taken: int) -> None:

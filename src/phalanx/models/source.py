@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,25 @@ class ModelSource:
     def tensor_shape(self, name: str) -> list[int]:
         """Return the shape of one tensor of the files."""
         return self._weights.weight_shape(name)
+
+    def unused_tensors(self, wanted: Collection[str]) -> list[str]:
+        """Return the tensors of the files that are none of these."""
+        return self._weights.unused_names(wanted)
+
+    def check_names(self, wanted: Collection[str]) -> None:
+        """Refuse files in which another program may find others of these tensors than this one.
+
+        Raises:
+            ModelError: A tensor is there by two names, or head and embedding are tied and differ.
+        """
+        other = self._weights.shadowing_name(wanted)
+        if other is not None:
+            raise ModelError(
+                f"{self.directory}: has a tensor by two names, one of them {other!r:.200}: programs would load "
+                "different ones; remove it"
+            )
+        if self.family.ties_head(self.hub_config):
+            self.check_tied()
 
     def read_tensor(self, name: str) -> Tensor:
         """Return one tensor as float32 in memory of its own."""

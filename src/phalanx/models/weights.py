@@ -1,7 +1,7 @@
 """Tensors in safetensors files, found by name and read one at a time."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,24 @@ class WeightFiles:
                 for stored, target in targets:
                     _fill_tensor(file, stored, path, target)
 
+    def unused_names(self, wanted: Collection[str]) -> list[str]:
+        """Return the tensors of the files that are none of these: another program may load them in their place."""
+        used = {self.stored_name(name) for name in wanted}
+        for name in wanted:
+            pieces = self._family.expert_pieces(name)
+            used |= {self.stored_name(piece.format(n)) for n in range(self._num_experts(name)) for piece in pieces}
+        return sorted(self._files.keys() - used)
+
+    def shadowing_name(self, wanted: Collection[str]) -> str | None:
+        """Return a tensor of the files that another program may load in the place of one of these; None without one."""
+        unused = self.unused_names(wanted)
+        used = self._files.keys() - set(unused)
+        for name in unused:
+            plain = _newer_name(name)
+            if any(plain == other or plain.endswith(f".{other}") or other.endswith(f".{plain}") for other in used):
+                return name
+        return None
+
     def _split_pieces(self, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Give each tensor that the files hold in pieces as those pieces, which are views of it."""
         for name, target in wanted.items():
@@ -125,6 +143,10 @@ def split_experts(family: Family, name: str, value: Tensor) -> Iterator[tuple[st
     for expert, matrix in enumerate(value):
         for piece, rows in zip(pieces, matrix.chunk(len(pieces)), strict=True):
             yield piece.format(expert), rows
+
+
+def _newer_name(name: str) -> str:
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _older_name(name: str) -> str:

@@ -5,6 +5,7 @@ from phalanx.policy.approvals import (
     ActApproval as ActApproval,
     approve_release as approve_release,
     count_approvals as count_approvals,
+    person_of_key as person_of_key,
 )
 from phalanx.policy.clauses import (
     Breach as Breach,
@@ -21,6 +22,7 @@ from phalanx.policy.policy_file import (
     TrainingPolicy as TrainingPolicy,
     PolicyReference as PolicyReference,
     SignedPolicy as SignedPolicy,
+    SuiteIdentity as SuiteIdentity,
     read_policy as read_policy,
     sign_policy as sign_policy,
     signature_file as signature_file,

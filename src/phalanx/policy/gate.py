@@ -10,7 +10,7 @@ from typing import Any
 
 from phalanx.closing import Closeable
 from phalanx.errors import PhalanxError, RoleError
-from phalanx.policy.rights import COMMANDS, FOUR_EYES, Action, Right, right_of_call
+from phalanx.policy.rights import COMMANDS, FOUR_EYES, Action, Right, right_of_call, row_of_call
 from phalanx.policy.roles import ACCESS_FILE, ROLES_FILE, Project
 from phalanx.policy.signers import open_person_signer
 from phalanx.security.audit import PersonSigner
@@ -39,6 +39,15 @@ def _is_project(folder: Path) -> bool:
         return (folder / ROLES_FILE).is_file() or (folder / ACCESS_FILE).is_file()
     except OSError:
         return False
+
+
+def _version_of(home: Path) -> tuple[int, ...]:
+    """Return what differs between two files of roles; nothing where there is none."""
+    try:
+        status = (home / ROLES_FILE).stat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def default_reference() -> str:
@@ -97,6 +106,7 @@ class RoleGate(Closeable):
         self._stack = ExitStack()
         self._key: PersonSigner | None = None
         self._projects: dict[Path, Project] = {}
+        self._versions: dict[Path, tuple[int, ...]] = {}
         self._seen: set[tuple[Path, str, str]] = set()
         self._computed: dict[tuple[str, Path], str] = {}
         try:
@@ -130,16 +140,17 @@ class RoleGate(Closeable):
     def check_caller(self, call: str, name: str, key: str | None) -> None:
         """Refuse a remote caller who lacks the role; a key decides before a name."""
         right = right_of_call(call)
-        for project in self._projects.values():
+        for project in [self._current_project(home) for home in self._projects]:
             person = (
                 project.roles.person_with(key) if key is not None else name if name in project.roles.people else None
             )
             if right is not None and (not right.roles or set(right.roles) & set(project.roles.roles_of(person))):
                 continue
             needed = "no role may" if right is None else f"needs the role {' or '.join(right.roles)}"
-            # once for each caller: somebody who calls again and again must not fill the log
-            if (project.home, call, f"{name} {key}") not in self._seen:
-                self._seen.add((project.home, call, f"{name} {key}"))
+            # once for each caller and row: somebody who calls again and again must not fill the log
+            refusal = (project.home, row_of_call(call) or "", f"{name} {key}")
+            if refusal not in self._seen:
+                self._seen.add(refusal)
                 facts = {"what": "call", "call": call[:200], "caller": name[:200], "caller_key": key or ""}
                 self._append(project, "refused", facts)
             raise RoleError(f"{call}: {needed}; {name} has {_list_roles(project, person)}")
@@ -158,9 +169,15 @@ class RoleGate(Closeable):
                 ) from exc
         return self._key
 
+    def _current_project(self, home: Path) -> Project:
+        """Return a project with the roles in force; those that were signed since this process began count too."""
+        is_same = home in self._projects and self._versions[home] == _version_of(home)
+        return self._projects[home] if is_same else self._add_project(home)
+
     def _add_project(self, home: Path) -> Project:
+        version = _version_of(home)
         project = Project.open(home)
-        self._projects[home] = project
+        self._projects[home], self._versions[home] = project, version
         if self._right.roles:
             person = project.roles.person_with(self._signer.fingerprint)
             if not set(self._right.roles) & set(project.roles.roles_of(person)):
@@ -174,7 +191,7 @@ class RoleGate(Closeable):
         return self._computed[place]
 
     def _projects_at(self, where: Path) -> list[Project]:
-        return [self._projects.get(home) or self._add_project(home) for home in find_projects((where,))]
+        return [self._current_project(home) for home in find_projects((where,))]
 
     def _require_second(self, project: Project, action: Action, target: str) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, digest_config, load_config
+from phalanx.config.strict import later_key
 from phalanx.errors import PolicyError
 from phalanx.policy.signers import PersonKey, open_signature, write_signature
 from phalanx.security.audit import PersonSigner
@@ -76,12 +77,27 @@ class PrivacyClauses(StrictModel):
     max_exposure_bits: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
+class SuiteIdentity(StrictModel):
+    """The rows that a figure must be of, as the result of ``phalanx eval`` names them.
+
+    Attributes:
+        digest: ``suite_digest``.
+        rows: ``num_rows``; None accepts a part of the suite.
+        data: ``data_digest`` of labelled texts; None accepts any.
+    """
+
+    digest: Fingerprint
+    rows: Annotated[int, Field(ge=1)] | None = None
+    data: Fingerprint | None = None
+
+
 class ReleaseClauses(StrictModel):
     """What a model must be like before it leaves: to an export, or to a server.
 
     Attributes:
         min_figures: Least value of a figure of ``phalanx eval``, by ``suite.metric``.
         max_figures: Largest value of such a figure.
+        suites: What suites must be, by name; one of this package without an entry must be that one, as a whole.
         undoubted: Whether no step may be in doubt.
         approvals: Number of people who must approve these weights.
         releasers: Fingerprints of the keys of each person who may; two keys of one person are one approval. Empty:
@@ -90,6 +106,7 @@ class ReleaseClauses(StrictModel):
 
     min_figures: dict[GateName, Number] = Field(default={})
     max_figures: dict[GateName, Number] = Field(default={})
+    suites: dict[Name, SuiteIdentity] = later_key({})
     undoubted: bool = False
     approvals: int = Field(default=0, ge=0, le=100)
     releasers: dict[Name, tuple[PersonKey, ...]] = Field(default={})

@@ -114,8 +114,14 @@ CALLS: dict[str, Right] = {
 """By the method of gRPC, or the path of HTTP; a path below one that is listed has its row."""
 
 
-def right_of_call(call: str) -> Right | None:
-    """Return the row of a call, that of the longest path above it; None where it has none, so nobody may."""
+def row_of_call(call: str) -> str | None:
+    """Return the row of a call, that of the longest path above it; None where it has none."""
     while call not in CALLS and "/" in call[1:]:
         call = call.rpartition("/")[0]
-    return CALLS.get(call)
+    return call if call in CALLS else None
+
+
+def right_of_call(call: str) -> Right | None:
+    """Return the right of a call; None where it has no row, so nobody may."""
+    row = row_of_call(call)
+    return None if row is None else CALLS[row]

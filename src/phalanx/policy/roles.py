@@ -15,7 +15,8 @@ from phalanx.policy.policy_file import Name
 from phalanx.policy.rights import FOUR_EYES, Action, Role
 from phalanx.policy.signers import PersonKey
 from phalanx.security.audit import AccessLog, PersonSigner, read_access_log
-from phalanx.security.audit.line import LogEntry, LogHead, signed_part
+from phalanx.security.audit.access import ROLES_KIND, is_of_roles
+from phalanx.security.audit.line import LogEntry, LogHead, check_place, first_head, next_head, signed_part
 from phalanx.security.crypto import in_domain, parse_canonical, replace_file, verify_by_fingerprint
 
 ROLES_FILE, ACCESS_FILE = "roles.json", "access.jsonl"
@@ -91,10 +92,15 @@ class AccessSummary:
 
 @dataclass(frozen=True)
 class Project:
-    """A directory with a file of roles, and all directories below it."""
+    """A directory with a file of roles, and all directories below it.
+
+    Attributes:
+        roles_line: Number of the line of its log that put them in force.
+    """
 
     home: Path
     roles: ProjectRoles
+    roles_line: int
 
     @classmethod
     def open(cls, home: Path) -> Self:
@@ -111,14 +117,15 @@ class Project:
         except OSError as exc:
             raise RoleError(f"{path}: cannot be read ({exc.strerror}); put the signed file back") from exc
         roles = _open_statement(content, path)
-        if _logged_roles(home / ACCESS_FILE) != roles:
+        logged_roles, number = _logged_roles(home / ACCESS_FILE)
+        if logged_roles != roles:
             raise RoleError(f"{path}: is not the file that {home / ACCESS_FILE} named last; put the newest one back")
-        return cls(home, roles)
+        return cls(home, roles, number)
 
     @cached_property
     def log(self) -> AccessLog:
         """Who read what, and who was refused."""
-        return AccessLog(self.home / ACCESS_FILE, self.roles.name)
+        return AccessLog(self.home / ACCESS_FILE, self.roles.name, self.roles_line)
 
     def list_approvers(self, action: Action, target: str) -> list[str]:
         """Return the people with a role for it who approved an act."""
@@ -180,9 +187,10 @@ def sign_roles(source: Path, home: Path, signer: PersonSigner, known: LogHead | 
     envelope = {"key": signer.fingerprint, "signature": signature, "statement": statement}
     body = {"roles": roles.digest, "statement": statement}
     home.mkdir(parents=True, exist_ok=True)
-    head = AccessLog(home / ACCESS_FILE, roles.name).append_event(signer, "roles", body, known)
+    log = AccessLog(home / ACCESS_FILE, roles.name, 0 if project is None else project.roles_line)
+    head = log.append_event(signer, ROLES_KIND, body, known)
     replace_file(home / ROLES_FILE, canonical_json(envelope), 0o664)
-    return Project(home, roles), head
+    return Project(home, roles, head.num_events), head
 
 
 def is_project(home: Path) -> bool:
@@ -206,14 +214,17 @@ def verify_access_log(home: Path, owner: str | None = None, known: LogHead | Non
     entries = []
     for entry in read_access_log(path, scope, known):
         key, place = str(entry.body["key"]), f"{path}: line {entry.head.num_events}"
-        if entry.kind == "roles":
+        if entry.kind == ROLES_KIND:
             if roles is None and owner not in (None, key):
                 raise AuditLogError(f"{place}: the first roles are signed by {key}, expected {owner}")
             roles = _next_roles(roles, entry.body, place)
         elif roles is None:
             raise AuditLogError(f"{place}: comes before any roles")
-        elif entry.kind != "refused" and roles.person_with(key) != entry.body.get("person"):
-            raise AuditLogError(f"{place}: is signed by a key that is not {entry.body.get('person')!r}'s")
+        else:
+            signer = roles.person_with(key)
+            person = "nobody" if signer is None and entry.kind == "refused" else signer
+            if person is None or person != entry.body.get("person"):
+                raise AuditLogError(f"{place}: is signed by a key that is not {entry.body.get('person')!r}'s")
         entries.append(entry)
     if roles is None:
         raise AuditLogError(f"{path}: has no roles")
@@ -241,24 +252,33 @@ def _next_roles(former: ProjectRoles | None, body: Mapping[str, Any], place: str
         raise AuditLogError(f"{place}: holds no roles") from exc
     if person_of_key((former or roles).people_with(("owner",)), str(body.get("key"))) is None:
         raise AuditLogError(f"{place}: roles that no owner signed")
+    if former is not None and former.name != roles.name:
+        raise AuditLogError(f"{place}: roles of another project")
     return roles
 
 
-def _logged_roles(path: Path) -> ProjectRoles | None:
-    """Return the roles that a log named last; its other lines are not checked."""
-    roles = None
+def _logged_roles(path: Path) -> tuple[ProjectRoles | None, int]:
+    """Return the roles that a log named last, and the number of that line.
+
+    Lines that change roles are checked, with their place in the chain: one of another project, or one that is there
+    twice, is refused. The other lines are not checked.
+    """
+    roles, last_number, previous = None, 0, b""
     try:
         with path.open("rb") as file:
             for number, entry in enumerate(file, 1):
-                if b'"kind":"roles"' not in entry:
-                    continue
-                event = parse_canonical(entry.rstrip(b"\n"))
-                if event.get("kind") == "roles":
+                line = entry.rstrip(b"\n")
+                if is_of_roles(line):
+                    event = parse_canonical(line)
                     signature = bytes.fromhex(event["signature"])
                     verify_by_fingerprint(str(event["body"]["key"]), signature, signed_part(event))
-                    roles = _next_roles(roles, event["body"], f"{path}: line {number}")
+                    roles, last_number = _next_roles(roles, event["body"], f"{path}: line {number}"), number
+                    head = first_head(roles.name)
+                    before = head.digest if number == 1 else next_head(head, previous).digest
+                    check_place(event, roles.name, LogHead(number - 1, before))
+                previous = line
     except OSError as exc:
         raise AuditLogError(f"{path}: cannot be read ({exc.strerror}); put the whole log back") from exc
     except (ValueError, KeyError, TypeError, SignatureError) as exc:
         raise AuditLogError(f"{path}: a line that changes roles is broken; put the whole log back") from exc
-    return roles
+    return roles, last_number

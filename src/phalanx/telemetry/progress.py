@@ -270,7 +270,7 @@ def row_bar(what: str, console: Console | None = None) -> Iterator[RowsTold]:
         what: The rows' name on the screen.
     """
     console = console or Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None, visible=False)
         yield lambda done, of: bar.update(task, completed=done, total=of, visible=True)

@@ -165,7 +165,7 @@ def train(
             if policy is not None:
                 policy.keep_copy(home.path, is_new=home.begun_anew or not resume)
             if home.begun_anew:
-                console.print(f"{home.path}: an earlier start finished no step; the run begins again")
+                console.print(f"{home.path}: an earlier start finished no step; the run begins again", markup=False)
             factory = _factory_of(run, open_workers or LocalWorkers, ranks)
             return Session(run, home, console, factory, beginning, on_validation=on_validation).run_session(
                 resume=resume

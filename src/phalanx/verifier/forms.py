@@ -7,6 +7,7 @@ Nothing of Phalanx is imported in this folder, only cryptography and blake3: it 
 import hashlib
 import json
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -313,9 +314,12 @@ class Member:
             UnreadableError: It cannot be read.
         """
         try:
-            return cls(path, 0, path.stat().st_size)
+            status = path.stat()
         except OSError as exc:
             raise UnreadableError(f"{path}: cannot be read ({exc.strerror})") from exc
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableError(f"{path}: is no file")
+        return cls(path, 0, status.st_size)
 
     def read_range(self, offset: int, size: int) -> bytes:
         """Read some of it.

@@ -1,5 +1,6 @@
 """Check of anything that a stranger is handed: its kind is recognised by its content."""
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from .passport import verify_passport
 from .shards import MANIFEST_FILE, MAX_PROOF_BYTES, DatasetReader, check_proof
 from .statement import (
     ATTESTATION_PREDICATE,
+    GIT_FILES,
     SIGNATURE_FILE,
     by_ed25519_key,
     compare_export,
@@ -24,6 +26,7 @@ from .statement import (
 )
 
 EXPORT_FILE = "statement.dsse.json"
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error)
 
 
 @dataclass(frozen=True)
@@ -69,26 +72,25 @@ def verify_path(path: Path, expected: Expectations) -> PathReport:
         RefusedError: It does not hold, or it is nothing of these.
         UnreadableError: It cannot be read.
     """
-    if path.is_dir():
-        for name, check in _DIRECTORIES.items():
-            if (path / name).is_file():
-                return check(path, expected)
-        raise UnreadableError(f"{path}: is no run, dataset, export or signed model")
-    file = Member.from_file(path)
-    if file.size >= BLOCK and file.read_range(257, 8) == b"ustar\x0000":
-        return _verify_passport(path, expected)
     try:
+        if path.is_dir():
+            check = next((check for name, check in _DIRECTORIES.items() if (path / name).is_file()), None)
+            if check is None:
+                raise UnreadableError(f"{path}: is no run, dataset, export or signed model")
+            return check(path, expected)
+        file = Member.from_file(path)
+        if file.size >= BLOCK and file.read_range(257, 8) == b"ustar\x0000":
+            return _verify_passport(path, expected)
         value = read_json(file.read_all(max(MAX_RECORD_BYTES, MAX_PROOF_BYTES)))
-        is_proof, is_evidence = value.get("format") == "phalanx-document-proof", "verdict" in value
-    except (ValueError, AttributeError) as exc:
-        raise RefusedError(f"{path}: is no passport, evidence or proof, or was altered") from exc
-    if is_proof:
-        return _verify_proof(path, expected)
-    if is_evidence:
-        return _verify_evidence(path, expected)
-    if "payloadType" in value:
-        return _verify_attestation(path, expected)
-    raise RefusedError(f"{path}: is no passport, evidence or proof")
+        if value.get("format") == "phalanx-document-proof":
+            return _verify_proof(path, expected)
+        if "verdict" in value:
+            return _verify_evidence(path, expected)
+        if "payloadType" in value:
+            return _verify_attestation(path, expected)
+        raise RefusedError(f"{path}: is no passport, evidence or proof")
+    except _MALFORMED as exc:
+        raise RefusedError(f"{path}: is no passport, evidence or proof, or was altered ({exc!r:.200})") from exc
 
 
 def _verify_passport(path: Path, expected: Expectations) -> PathReport:
@@ -157,7 +159,9 @@ def _verify_model(path: Path, expected: Expectations) -> PathReport:
     signature = open_model_signature(data, owner.release_key)
     compare_model(path, signature)
     rows = {"model": f"{signature.name}, {len(signature.files)} files as signed, root {signature.root}"}
-    return PathReport("signed model", rows, facts={"root": signature.root, "name": signature.name})
+    others = sorted({*signature.ignored} - {*GIT_FILES, SIGNATURE_FILE})
+    remarks = [f"files that the signature leaves out: {', '.join(others)[:200]}"] if others else []
+    return PathReport("signed model", rows, remarks, facts={"root": signature.root, "name": signature.name})
 
 
 def _verify_evidence(path: Path, expected: Expectations) -> PathReport:

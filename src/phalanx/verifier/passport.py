@@ -27,6 +27,8 @@ from .forms import (
 from .log import LogFindings, check_kept_head, read_owner, verify_log
 from .shards import SignedManifest, check_proof, corpus_digest, read_manifest, source_corpus_digest
 from .statement import (
+    GIT_FILES,
+    SIGNATURE_FILE,
     SLSA_PREDICATE,
     TEST_PREDICATE,
     ModelSignature,
@@ -231,6 +233,8 @@ class _PassportReader:
             signature = open_model_signature(self._read_data(SIGNATURE_MEMBER), self._owner.release_key)
             require(stated is not None and stated["root"] == signature.root, "is of another model than the seal says")
             require(stated["name"] == signature.name, "has another name than the seal says")
+            others = {*signature.ignored} - {*GIT_FILES, SIGNATURE_FILE}
+            require(not others, f"leaves files of the model unsigned: {sorted(others)[:5]}")
             step, weights = stated["step"], stated["weights"]
             require(step in self._log.manifests, f"is of step {step}, of which the log certifies no checkpoint")
             if step in self._log.recorded or not self._log.is_completed or step < max(self._log.manifests):

@@ -41,6 +41,9 @@ _MAX_STATEMENT_BYTES = 2**26
 _MAX_HEADER_BYTES = 2**27
 _PIECE = 2**20
 _ADAPTER_PREFIX = "base_model.model."
+_ALONE, _INDEX = ("model.safetensors", "adapter_model.safetensors"), "model.safetensors.index.json"
+_PLAIN_KINDS = ("", ".json", ".jinja", ".md", ".model", ".tiktoken", ".txt")
+"""Endings of files that hold neither weights nor code."""
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
@@ -226,14 +229,21 @@ def digest_weights(directory: Path) -> str:
     It is that of the run where the files have the names of the run's own parameters, which `phalanx passport` states.
 
     Raises:
-        RefusedError: A file is no safetensors file, or a tensor is there twice.
+        RefusedError: A file is no safetensors file, a tensor is there twice, or a program may load others than these.
     """
     tensors: dict[str, tuple[str, list[int], Member]] = {}
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in list_weight_files(directory):
         for name, tensor in _read_tensors(path):
             require(name not in tensors, f"{path}: tensor {name!r:.80} is there twice")
             tensors[name] = tensor
     require(bool(tensors), f"{directory}: has no tensors")
+    if (index := directory / _INDEX).exists():
+        try:
+            named = read_json(Member.from_file(index).read_all(_MAX_HEADER_BYTES))["weight_map"]
+        except (ValueError, KeyError, TypeError) as exc:
+            raise RefusedError(f"{index}: no index of weights ({exc})") from exc
+        actual = {name: content.path.name for name, (_, _, content) in tensors.items()}
+        require(named == actual, f"{index}: names other files for tensors than those that have them")
     total = hashlib.sha256()
     for name in sorted(tensors):
         dtype, shape, content = tensors[name]
@@ -241,6 +251,18 @@ def digest_weights(directory: Path) -> str:
         for offset in range(0, content.size, _PIECE):
             total.update(content.read_range(offset, min(_PIECE, content.size - offset)))
     return total.hexdigest()
+
+
+def list_weight_files(directory: Path) -> list[Path]:
+    """Return a model's files of weights; refuse a directory in which a program may find others, such as pickles."""
+    names = list(_list_files(directory, directory, {*GIT_FILES, SIGNATURE_FILE}))
+    weights = sorted(name for name in names if "/" not in name and name.endswith(".safetensors"))
+    for name in names:
+        is_plain = name in weights or Path(name).suffix in _PLAIN_KINDS
+        require(is_plain, f"{directory / name}: may be loaded in the place of the tensors that are compared; remove it")
+    is_found = weights in [[name] for name in _ALONE] or (_INDEX in names and "model.safetensors" not in weights)
+    require(is_found or not weights, f"{directory}: no program finds its tensors in {', '.join(weights[:5])}")
+    return [directory / name for name in weights]
 
 
 def _read_tensors(path: Path) -> Iterator[tuple[str, tuple[str, list[int], Member]]]:

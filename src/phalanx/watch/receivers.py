@@ -8,6 +8,7 @@ import smtplib
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
+from email.errors import MessageError
 from email.message import EmailMessage
 
 from phalanx.config import printable_text
@@ -86,7 +87,7 @@ class AlertReceivers:
             alert, run, is_over = await queue.get()
             try:
                 await asyncio.wait_for(send(alert, run, is_over), self._timeout_s + 1)
-            except (TimeoutError, OSError, smtplib.SMTPException) as exc:
+            except (TimeoutError, OSError, ValueError, MessageError, smtplib.SMTPException) as exc:
                 _log.error("%s did not take an alert: %s", name, type(exc).__name__)
             finally:
                 queue.task_done()
@@ -143,7 +144,7 @@ class _EmailReceiver:
         config, message = self._config, EmailMessage()
         state = "over" if is_over else "begun"
         # names of parties and runs are texts of others: no line of theirs may become a header
-        message["Subject"] = printable_text(f"[phalanx] {run}: {alert.rule} of {alert.subject} ({state})", 150)
+        message["Subject"] = _plain_subject(f"[phalanx] {run}: {alert.rule} of {alert.subject} ({state})")
         message["From"], message["To"] = config.sender, ", ".join(config.recipients)
         message.set_content(f"{printable_text(alert.describe(), 2000)}\n")
         with smtplib.SMTP(config.host, config.port, timeout=self._timeout_s) as server:
@@ -152,3 +153,11 @@ class _EmailReceiver:
             if config.user:
                 server.login(config.user, self._password)
             server.send_message(message)
+
+
+def _plain_subject(text: str) -> str:
+    """Return a text as a header that means these characters.
+
+    `EmailMessage` decodes what looks like an encoded word of RFC 2047, and a line end in one begins another header.
+    """
+    return printable_text(text, 150).replace("=?", "= ?")

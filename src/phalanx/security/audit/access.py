@@ -26,17 +26,24 @@ class PersonSigner(Protocol):
         """Return a signature of 64 bytes."""
 
 
+ROLES_KIND = "roles"
+"""Kind of the events that put roles in force."""
+
+
 class AccessLog:
     """An append-only file of events, each signed by who acted; many people write it in turn.
 
+    Args:
+        roles_line: Number of the line with the roles by which the caller judges; 0 before the first.
+
     Guarantees:
         `append_event` refuses a file whose last line is cut, or that lacks the line of a head that the caller
-        remembers, or the last line that this object wrote, from which on it reads the file. It checks the signature of
-        no line; `read_access_log` checks each.
+        remembers, or the last line that this object wrote, from which on it reads the file; or in which other roles
+        follow those of the caller. It checks the signature of no line; `read_access_log` checks each.
     """
 
-    def __init__(self, path: Path, scope: str) -> None:
-        self._path, self._scope = path, scope
+    def __init__(self, path: Path, scope: str, roles_line: int = 0) -> None:
+        self._path, self._scope, self._roles_line = path, scope, roles_line
         self._last, self._last_offset = first_head(scope), 0
 
     def append_event(
@@ -73,6 +80,9 @@ class AccessLog:
                 raise AuditLogError(f"{self._path}: lacks lines: this person has seen {seen.num_events}; put it back")
             if next_head(head, lines[seen.num_events - first - 1]).digest != seen.digest:
                 raise AuditLogError(f"{self._path}: line {seen.num_events} is another than this person has seen")
+        for number, line in enumerate(lines, first + 1):
+            if number > self._roles_line and is_of_roles(line):
+                raise AuditLogError(f"{self._path}: line {number}: roles were changed since; begin again")
         return LogHead(num_lines, next_head(head, lines[-1]).digest) if lines else head
 
     def _read_lines(self, fd: int, offset: int) -> list[bytes]:
@@ -100,6 +110,16 @@ class AccessLog:
         line = canonical_json(event)
         parse_canonical(line)
         return line
+
+
+def is_of_roles(line: bytes) -> bool:
+    """Whether a line puts roles in force; its signature is not checked."""
+    if b'"kind":"roles"' not in line:
+        return False
+    try:
+        return parse_canonical(line.rstrip(b"\n")).get("kind") == ROLES_KIND
+    except ValueError:
+        return True
 
 
 def _write_line(fd: int, line: bytes, offset: int) -> None:

@@ -88,7 +88,7 @@ def read_entries(file: BinaryIO, path: Path, peer: Peer | None, run: str | None)
             event = _parse_line(raw)
             run = event["run"] if run is None else run
             head = first_head(run) if head is None else head
-            _check_place(event, run, head)
+            check_place(event, run, head)
             signature, statement = bytes.fromhex(event["signature"]), signed_part(event)
             if peer is None:
                 verify_by_fingerprint(str(event["body"].get("key")), signature, statement)
@@ -124,7 +124,12 @@ def _parse_line(raw: bytes) -> dict[str, Any]:
     return event
 
 
-def _check_place(event: dict[str, Any], run: str, head: LogHead) -> None:
+def check_place(event: dict[str, Any], run: str, head: LogHead) -> None:
+    """Return when an event belongs to a run and follows the line of a head.
+
+    Raises:
+        ValueError: It does not; the message says why.
+    """
     if event["run"] != run:
         raise ValueError(f"it belongs to run {event['run'][:80]!r}, expected {run!r}")
     if event["sequence"] != head.num_events:

@@ -190,9 +190,9 @@ class PipelineSetup:
                     entry.step, read_kept_states(home.journal_directory, entry, library, fetch), entry.state
                 )
                 context.log_event("checkpoint_saved", saved.event_body())
-                context.console.print(f"journal: the run continues where it ended, at step {entry.step}")
+                context.print_line(f"journal: the run continues where it ended, at step {entry.step}")
         except CheckpointError as exc:
-            context.console.print(f"journal: {exc}; the run continues from its last checkpoint")
+            context.print_line(f"journal: {exc}; the run continues from its last checkpoint")
         clear_journal(home.journal_directory)
 
     @contextlib.contextmanager
@@ -349,9 +349,9 @@ def _count_past_decisions(context: SessionContext[PipelineRun]) -> None:
     for kind, body in context.history.decisions:
         context.figures.observe(kind, body)
     for name in sorted(context.history.convicted & set(context.run.pipeline.worker_names)):
-        context.console.print(f"{name} was evicted earlier and stays excluded")
+        context.print_line(f"{name} was evicted earlier and stays excluded")
     for name in sorted(context.history.revoked & set(context.run.pipeline.worker_names)):
-        context.console.print(f"{name} was revoked earlier and stays excluded")
+        context.print_line(f"{name} was revoked earlier and stays excluded")
 
 
 def _open_journal(context: SessionContext[PipelineRun], recorder: RunRecorder) -> Journal | None:

@@ -86,7 +86,7 @@ class Session:
             history = read_history(home.path / LOG_FILE, home.owner.public, home.run_id)
             finished = home.read_summary() if resume and beginning.from_step is None else None
             if finished is not None and history.matches_summary(finished) and home.changes is None:
-                self._console.print(f"{home.path}: is complete with all {finished['steps']} steps")
+                self._console.print(f"{home.path}: is complete with all {finished['steps']} steps", markup=False)
                 return finished
             run, figures = self._run_file, Figures(checks=CheckRecord(self._run_file.stage_guard))
             context = SessionContext(
