@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from phalanx.data import prepare_corpus
+from phalanx.data.order.run_order import PhaseCount
 from phalanx.data.preferences import prepare_preferences
 from phalanx.models import ModelSource, StageSpec, stage_table
 from phalanx.models.build import StageRow
@@ -36,12 +37,14 @@ class DataCounts:
 
     Attributes:
         is_estimate: Whether they are no count: of large files they follow from the size.
+        phases: What each phase draws; empty where all draw from all sequences.
     """
 
     unit: str
     train: int
     held_out: int
     is_estimate: bool = False
+    phases: tuple[PhaseCount, ...] = ()
 
 
 def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
@@ -61,6 +64,11 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
             f"data: {about}{counts.train:,} {counts.unit} to train on (at most {most:,} tokens), so {passes:.3g} "
             f"epochs; {about}{counts.held_out:,} held out"
         )
+        lines += [
+            f"phase {number}: {one.num_samples:,} samples from {one.num_sequences:,} sequences ({one.amount:.3g} of "
+            f"them), so {one.num_samples / one.num_sequences:.3g} epochs"
+            for number, one in enumerate(counts.phases)
+        ]
     row = stage_table(source.hub_config, (StageSpec(0, 1, 0, source.num_layers),), run.model.adapter)[0]
     return Text(
         "\n".join([*lines, _estimate_time(run, row, tokens, source.hub_config.hidden_size), _estimate_disk(run, row)])
@@ -90,7 +98,12 @@ def count_rows(run: RunConfig, source: ModelSource, cache: Path) -> DataCounts |
         held_out = min(round(rows * data.validation_share), data.max_validation_sequences)
         return DataCounts("sequences", rows - round(rows * data.validation_share), held_out, is_estimate=True)
     corpus = prepare_corpus(data, cache / "data", seed, vocabulary)
-    return DataCounts("sequences", corpus.num_train_sequences, corpus.num_validation_sequences)
+    phases: tuple[PhaseCount, ...] = ()
+    if any(phase.amount < 1 for phase in data.phases):
+        order = corpus.sample_order(seed, run.train.batch_size)
+        phases = tuple(order.count_phases(run.train.steps * run.batches_a_step * run.train.batch_size))
+    held_out = corpus.num_validation_sequences
+    return DataCounts("sequences", corpus.num_train_sequences, held_out, phases=phases)
 
 
 def _bytes_of_sources(run: RunConfig) -> int:
