@@ -19,6 +19,7 @@ from phalanx.planner.guard.price_law import StepSize
 from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.labelled import prepare_labelled
 from phalanx.train.config import RunConfig, StagedRun
+from phalanx.train.runs.mixed import MixedBase
 from phalanx.train.setup.guard_outlook import predict_guard
 
 _MAX_BYTES = 256 << 20
@@ -52,12 +53,15 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
     batches = run.train.steps * run.batches_a_step
     tokens = batches * run.train.batch_size * run.data.sequence_length
     lines = [f"training: {run.train.steps:,} steps, at most {tokens:,} tokens"]
+    if isinstance(run, MixedBase) and run.objectives:
+        shares = run.objective_shares
+        lines += [f'objective "{one.name}": {one.rows} rows a step, weight {one.weight:g}' for one in shares]
     counts = count_rows(run, source, cache)
     if counts is None:
         lines.append("data: not available here")
     else:
         about = "about " if counts.is_estimate else ""
-        passes = batches * run.train.draws_per_step / max(1, counts.train)
+        passes = batches * run.main_draws / max(1, counts.train)
         each = 2 if counts.unit == "pairs" else 1
         most = each * counts.train * run.data.sequence_length
         lines.append(
