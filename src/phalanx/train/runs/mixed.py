@@ -120,11 +120,11 @@ class MixedBase(PrivateBase):
         return self.model_copy(update={"data": data, "train": train, "objectives": ()})
 
     def _faults(self) -> Faults:
+        if self.objectives and self.privacy is not None:
+            yield "[privacy] excludes [[objectives]]: its bound is of the rows of one objective; remove one"
         yield from super()._faults()
         if not self.objectives:
             return
-        if self.privacy is not None:
-            yield "[privacy] excludes [[objectives]]: its bound is of the rows of one objective; remove one"
         if self.train.epochs is not None:
             yield "train.epochs: each of [[objectives]] has passes of its own; set train.steps"
         main = self.train.objective_kind
