@@ -17,6 +17,7 @@ from phalanx.train.batches import mixed
 from phalanx.train.records.lineage import dataset_of
 from phalanx.train.records.policy_facts import facts_of_run
 from phalanx.train.sessions import hooks
+from phalanx.train.sessions.continue_from import check_adoption
 
 RUN = """
 [model]
@@ -157,7 +158,8 @@ def test_the_first_step_has_the_weighted_sum_of_gradients_that_are_computed_apar
 
 
 def test_each_objective_has_a_curve_its_rows_and_a_validation(make, quietly, tmp_path):
-    summary = quietly(make(), tmp_path / "run")
+    run = make()
+    summary = quietly(run, tmp_path / "run")
 
     assert summary["status"] == "completed", summary["shown"]
     rows = rows_of(tmp_path / "run")
@@ -181,6 +183,8 @@ def test_each_objective_has_a_curve_its_rows_and_a_validation(make, quietly, tmp
     assert "judged accuracy" in summary["shown"]
     with pytest.raises(DataError, match=r"learned .*objectives"):
         dataset_of(PastRun(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"objectives: differs from"):
+        check_adoption(run.model_copy(update={"objectives": run.objectives[:1]}), PastRun(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
