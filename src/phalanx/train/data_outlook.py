@@ -104,8 +104,8 @@ def count_rows(run: RunConfig, source: ModelSource, cache: Path) -> DataCounts |
     corpus = prepare_corpus(data, cache / "data", seed, vocabulary)
     phases: tuple[PhaseCount, ...] = ()
     if any(phase.amount < 1 for phase in data.phases):
-        order = corpus.sample_order(seed, run.train.batch_size)
-        phases = tuple(order.count_phases(run.train.steps * run.batches_a_step * run.train.batch_size))
+        order = corpus.sample_order(seed, run.main_draws)
+        phases = tuple(order.count_phases(run.train.steps * run.batches_a_step * run.main_draws))
     held_out = corpus.num_validation_sequences
     return DataCounts("sequences", corpus.num_train_sequences, held_out, phases=phases)
 
