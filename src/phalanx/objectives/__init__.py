@@ -34,7 +34,7 @@ from phalanx.objectives.dpo import (
     total_worth,
 )
 from phalanx.objectives.kto import WANTED, KtoSettings, kto_loss
-from phalanx.objectives.mixed import PART as PART, SHARE as SHARE, mixed_loss as mixed_loss, mixed_objective
+from phalanx.objectives.mixed import PART as PART, SHARE as SHARE, mixed_objective as mixed_objective
 from phalanx.objectives.objective import (
     ROW_LABELS as ROW_LABELS,
     ExtraRows as ExtraRows,

@@ -42,11 +42,19 @@ class FurtherData(StrictModel):
 
     def with_tokenizer(self, main: DataConfig, tokenizer: TokenizerConfig) -> DataConfig:
         """Return the section ``[data]`` of a run that learns from this alone."""
-        own = {name: getattr(self, name) for name in type(self).model_fields}
-        beside = {} if self.preferences is not None else {"attention": main.attention}
-        if self.sources:
-            beside["packing"] = main.packing
-        return DataConfig(**own, **beside, tokenizer=tokenizer, sequence_length=main.sequence_length)
+        return DataConfig(
+            sources=self.sources,
+            conversations=self.conversations,
+            preferences=self.preferences,
+            tokenizer=tokenizer,
+            sequence_length=main.sequence_length,
+            validation_share=self.validation_share,
+            max_documents=self.max_documents,
+            max_validation_sequences=self.max_validation_sequences,
+            packing=main.packing if self.sources else "concatenate",
+            # a row with one answer is one document
+            attention="across" if self.preferences is not None else main.attention,
+        )
 
 
 class FurtherObjective(StrictModel):
