@@ -55,6 +55,7 @@ from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, 
 from phalanx.train import TrainConfig
 from phalanx.train.parties.client_file import ClientFile
 from phalanx.train.runs.base import EvaluateConfig
+from phalanx.train.runs.mixed import FurtherData, FurtherObjective
 from phalanx.train.runs.support import SECTIONS as ALL_SECTIONS
 from phalanx.train.sessions.site_file import SiteFile
 from phalanx.train.train_section import (
@@ -98,6 +99,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "data.tokenizer model": ModelTokenizerConfig,
     "data.tokenizer file": FileTokenizerConfig,
     "train": TrainConfig,
+    "objectives": FurtherObjective,
+    "objectives.data": FurtherData,
     "train.early_stopping": EarlyStoppingConfig,
     "train.samples": SamplesConfig,
     "train.objective grpo": GrpoSettings,

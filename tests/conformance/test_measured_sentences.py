@@ -284,6 +284,13 @@ def by_a_rule(result: Result) -> Sequence[object]:
     return (before["accuracy"], early["accuracy"], early["step"], last["step"], last["margin"], last["kl"])
 
 
+def several_objectives(result: Result) -> Sequence[object]:
+    before, *_, last = result["held_out"]
+    texts = [row[name]["perplexity"] for name in ("main", "answers") for row in (before, last)]
+    pairs = [before["polite"]["accuracy"], last["polite"]["accuracy"], last["polite"]["kl"]]
+    return [result["steps"], *texts, *pairs]
+
+
 def economy_undoes(result: Result) -> Sequence[object]:
     rows = [row for row in result["rows"] if row["attacked_steps"]]
     ended = [row for row in rows if row["bit_identical"]]
@@ -328,6 +335,14 @@ FIGURES = (
         "the share preferred the right way round goes from {:.2f} to {:.2f} by step {}, and at step {} the margin is "
         "{:.2f} at a divergence of {:.2f} from the model before",
         by_a_rule,
+    ),
+    Figures(
+        "docs/preferences.md",
+        "mixed-example-cpu-2cores-busy.json",
+        "in {} steps the held-out perplexity of the manual falls from {:.0f} to {:.0f} and that of the answers from "
+        "{:.0f} to {:.1f}, and the share of held-out pairs that are preferred the right way round goes from {:.2f} to "
+        "{:.2f}, at a divergence of {:.2f}",
+        several_objectives,
     ),
     Figures(
         "docs/preferences.md",

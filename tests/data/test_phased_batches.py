@@ -159,6 +159,7 @@ def test_a_new_group_joins_in_the_middle_and_the_old_ones_go_on_where_they_were(
             (PhaseConfig(weights={"web": 1.0, "code": 1.0}, curriculum=CurriculumConfig(by="length")),),
             "another curriculum",
         ),
+        (GROUPS, (PhaseConfig(weights={"web": 1.0, "code": 1.0}, amount=0.5),), "another curriculum or amount"),
     ],
 )
 def test_a_resume_that_would_change_what_is_over_is_refused_by_name(groups, phases, message):
@@ -203,6 +204,33 @@ def test_an_older_state_without_groups_goes_on_with_a_curriculum_for_what_is_lef
     assert sorted(seen + taken(after, 2)) == list(range(10))
 
 
+def amounts(*shares: float) -> tuple[PhaseConfig, ...]:
+    """Phases of ten samples each, the last without an end."""
+    ends = [UntilConfig(samples=10 * number) for number in range(1, len(shares))]
+    return tuple(PhaseConfig(until=end, amount=share) for end, share in zip([*ends, None], shares, strict=True))
+
+
+def test_a_run_on_growing_amounts_of_data_draws_nested_shares_and_goes_on_in_the_middle():
+    groups = [group("", 40, 1000)]
+    loader = BatchLoader(corpus(groups, phases=amounts(0.1, 0.25, 1.0)), 5, seed=1)
+
+    seen = taken(loader, 3)
+    resumed = BatchLoader(corpus(groups, phases=amounts(0.1, 0.25, 1.0)), 5, seed=1)
+    resumed.load_position(json.loads(json.dumps(loader.position_state())))
+    seen += taken(resumed, 9)
+
+    few, more = set(seen[:10]), set(seen[10:20])
+    assert (len(few), len(more)) == (4, 10)
+    assert few < more
+    assert set(seen[20:60]) == set(range(40))
+    assert [
+        (count.amount, count.num_sequences, count.num_samples)
+        for count in corpus(groups, phases=amounts(0.1, 0.25, 1.0)).sample_order(1, 5).count_phases(30)
+    ] == [(0.1, 4, 10), (0.25, 10, 10), (1.0, 40, 10)]
+    other = BatchLoader(corpus(groups, phases=amounts(0.1, 0.25)), 5, seed=2)
+    assert set(taken(other, 2)) != few
+
+
 def test_limits_of_repeats_end_the_data_by_name():
     loader = BatchLoader(corpus(repeats={"web": 1.0, "code": 0.5}), 4, seed=1)
     seen = taken(loader, 3)
@@ -241,6 +269,8 @@ def data_config(**changes: object) -> DataConfig:
         ({"phases": [{"until": {"steps": 3}}]}, r"phases\.0: is the last phase"),
         ({"phases": [{"until": {"steps": 3, "tokens": 9}}, {}]}, "set one of steps, samples and tokens"),
         ({"phases": [{"weights": {"web": 0.0}}]}, "all are 0"),
+        ({"phases": [{"amount": 0.0}]}, r"phases\.0\.amount"),
+        ({"phases": [{"amount": 1.5}]}, r"phases\.0\.amount"),
         ({"phases": [{"sequence_length": 4}]}, 'set data.attention = "document"'),
         ({"phases": [{"sequence_length": 3}], "attention": "document"}, "does not divide"),
         ({"skip": [[3, 3]]}, r"skip: \[3, 3\] is empty"),

@@ -66,6 +66,18 @@ def test_the_dry_run_says_how_many_steps_there_are(by_epochs, tmp_path):
     assert f"steps = {steps}" in shown
 
 
+def test_the_dry_run_counts_what_each_phase_draws_from_how_many_sequences(make_run, cache, tmp_path):
+    run = make_run("data.phases=[{until={steps=2},amount=0.25},{}]", "train.steps=6")
+    console = Console(record=True, width=200)
+
+    console.print(describe_run(run, tmp_path / "run"))
+
+    shown, have = console.export_text(), num_sequences(run, cache)
+    few = math.ceil(have / 4)
+    assert f"phase 0: 16 samples from {few:,} sequences (0.25 of them), so {16 / few:.3g} epochs" in shown
+    assert f"phase 1: 32 samples from {have:,} sequences (1 of them), so {32 / have:.3g} epochs" in shown
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -24,6 +24,23 @@ def without_attention(extras: Mapping[str, torch.Tensor]) -> Mapping[str, torch.
 
 
 @dataclass(frozen=True)
+class BatchPart:
+    """The rows of a batch that one of several objectives learns.
+
+    Attributes:
+        weight: Of the objective's mean loss in that of the step.
+        tokens: Of whole rows.
+        labels: Those that are learned.
+    """
+
+    name: str
+    weight: float
+    rows: int
+    tokens: int
+    labels: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """Packed sequences and their targets.
 
@@ -32,6 +49,8 @@ class Batch:
         labels: int64 ``[batch, seq]``, already shifted: ``labels[b, t]`` is the token after
             ``input_ids[b, t]``, or IGNORE where ``input_ids[b, t]`` ends a document.
         extras: More rows beside tokens and labels, by name: masks, weights, advantages; ``[batch, ...]`` each.
+        parts: Whose rows they are, in the order of the rows, where several objectives learn at once; their extra rows
+            say by what each loss is divided.
 
     Raises:
         DataError: An extra tensor has not a row for each sequence.
@@ -42,6 +61,7 @@ class Batch:
     indices: tuple[int, ...]
     extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
+    parts: tuple[BatchPart, ...] = ()
 
     def __post_init__(self) -> None:
         for name, rows in self.extras.items():

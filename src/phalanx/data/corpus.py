@@ -182,6 +182,7 @@ class Corpus:
                 tuple((phase.weights or default).get(name, 0.0) for name in group_names),
                 _make_curriculum(phase.curriculum),
                 phase.sequence_length,
+                phase.amount,
             )
             for phase in layout.phases or (PhaseConfig(),)
         ]

@@ -260,7 +260,7 @@ def _check_history(found: object, expected: Mapping[str, Mapping[str, Any]], num
         elif saved is not None and here is not None and saved["identity"] != here["identity"]:
             why = f"it gave {had} samples, but has changed: {saved['identity']} there, {here['identity']} here"
         else:
-            why = "its samples so far came in the order of another curriculum"
+            why = "its samples so far came in the order of another curriculum or amount"
         raise CheckpointError(
             f'loader state: group "{name}": {why}; finished phases cannot change: restore the earlier phases and '
             "add one that begins here"

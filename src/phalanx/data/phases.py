@@ -121,6 +121,8 @@ class PhaseConfig(StrictModel):
         weights: Weight of each group; a group that is not named has no sample in the phase. Left out: those of the
             dataset.
         curriculum: Left out: a random order.
+        amount: Share of each group's sequences that the phase draws from; they are drawn by the seed, and a larger
+            share has those of a smaller one. Where it changes, a pass over the new share begins.
         sequence_length: Tokens that attention spans at most in this phase, a divisor of ``data.sequence_length``: rows
             keep their shape and are cut into parts that do not see each other.
     """
@@ -128,6 +130,7 @@ class PhaseConfig(StrictModel):
     until: UntilConfig | None = None
     weights: Weights = Field(default={})
     curriculum: CurriculumConfig | None = None
+    amount: float = later_key(1.0, gt=0.0, le=1.0, allow_inf_nan=False)
     sequence_length: int | None = Field(default=None, ge=2)
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from phalanx.data.batch import Batch
-from phalanx.data.config import BpeConfig, DataConfig, FileTokenizerConfig
+from phalanx.data.config import BpeConfig, DataConfig, FileTokenizerConfig, TokenizerConfig
 from phalanx.data.corpus import Corpus
 from phalanx.data.loader import HeldOut
 from phalanx.data.phases import DatasetTokenizerConfig
@@ -40,6 +40,13 @@ class ValidationSet:
         return self._corpus.train_batch([index * have // self._used for index in indices])
 
 
+def tokenizer_of_corpus(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
+    """Return the tokenizer of a run for text beside its own: one that the run trained, or a dataset's, as its file."""
+    if not isinstance(config, BpeConfig | DatasetTokenizerConfig):
+        return config
+    return FileTokenizerConfig(path=corpus.tokenizer_path, eos_token=end_of_text(corpus.tokenizer_path, corpus.eos_id))
+
+
 def prepare_validation_sets(
     config: DataConfig,
     corpus: Corpus,
@@ -52,11 +59,7 @@ def prepare_validation_sets(
     Args:
         corpus: The run's own text; its vocabulary is used where the run trains one.
     """
-    tokenizer_config = config.tokenizer
-    if isinstance(tokenizer_config, BpeConfig | DatasetTokenizerConfig):
-        tokenizer_config = FileTokenizerConfig(
-            path=corpus.tokenizer_path, eos_token=end_of_text(corpus.tokenizer_path, corpus.eos_id)
-        )
+    tokenizer_config = tokenizer_of_corpus(config.tokenizer, corpus)
     sets: dict[str, HeldOut] = {}
     for section in config.validation:
         section_config = DataConfig(

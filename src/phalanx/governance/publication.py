@@ -364,6 +364,7 @@ def why_not_recomputed(past: PastRun) -> str | None:
         "its checkpoints are encrypted": run.checkpoint.encrypt or run.checkpoint.key is not None,
         "it hides rows with noise, which follows from a secret key": run.privacy is not None,
         "it learns from texts that it generated": run.rewards is not None or run.train.learns_from_texts,
+        "it learns several objectives, and some from data that is prepared apart": bool(run.objectives),
         "it learns from pairs, with a reference that is stored apart": run.data.preferences is not None,
         "it learns from labelled texts": run.data.labelled is not None,
         "it runs code of the owner's own": bool(run.own_code),

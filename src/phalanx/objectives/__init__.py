@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, SerializeAsAny
+from pydantic import BeforeValidator, Field, SerializeAsAny
 from pydantic_core import PydanticCustomError
 
 from phalanx.config import check_name, resolve_kind
@@ -34,6 +34,7 @@ from phalanx.objectives.dpo import (
     total_worth,
 )
 from phalanx.objectives.kto import WANTED, KtoSettings, kto_loss
+from phalanx.objectives.mixed import PART as PART, SHARE as SHARE, mixed_objective as mixed_objective
 from phalanx.objectives.objective import (
     ROW_LABELS as ROW_LABELS,
     ExtraRows as ExtraRows,
@@ -137,10 +138,28 @@ def _read_choice(value: Any) -> Any:
     return kind
 
 
-ObjectiveChoice = Annotated[str | SerializeAsAny[ObjectiveSettings], BeforeValidator(_read_choice)]
+SingleObjective = Annotated[str | SerializeAsAny[ObjectiveSettings], BeforeValidator(_read_choice)]
 """``train.objective``: a name, a reference to a function of the user's own, or settings with the name as ``kind``.
 
 The name alone of an objective that has settings stands for its defaults."""
+
+
+class MixedSettings(ObjectiveSettings):
+    """Several objectives, each of microbatches of its own; engines get it for ``[[objectives]]`` of a run file."""
+
+    kind: Literal["mixed"] = "mixed"
+    parts: tuple[SingleObjective, ...] = Field(min_length=2)
+
+
+def _read_any(value: Any) -> Any:
+    """Read one objective, or several."""
+    if isinstance(value, Mapping) and value.get("kind") == "mixed":
+        return MixedSettings.model_validate_json(json.dumps(dict(value)))
+    return _read_choice(value)
+
+
+ObjectiveChoice = Annotated[str | SerializeAsAny[ObjectiveSettings], BeforeValidator(_read_any)]
+"""What an engine learns: one objective as a run file names it, or several."""
 
 
 def kind_of(choice: str | ObjectiveSettings) -> str:
@@ -154,6 +173,8 @@ def objective_of(choice: str | ObjectiveSettings) -> Objective:
     Args:
         choice: A key of `OBJECTIVES`, a reference to a function of the user's own, or settings.
     """
+    if isinstance(choice, MixedSettings):
+        return mixed_objective([objective_of(part) for part in choice.parts])
     objective = resolve_kind(kind_of(choice), OBJECTIVES, own_objective)
     if isinstance(choice, str):
         return objective if objective.settings is None else objective.with_settings(objective.settings(kind=choice))

@@ -76,8 +76,9 @@ class Objective:
         rewriting: Called with the settings, if there are any, the tokenizer's table and a row's length; returns the
             function that turns packed rows into learned ones. None where packed rows are learned unchanged.
         attention: Mask: the tokens that a token sees beside itself.
-        target: Unit whose number divides the step's loss: labels that count, sequences, or pairs of sequences. The rows
-            of a pair are neighbours, the first of them in an even place of its microbatch.
+        target: Unit whose number divides the step's loss: labels that count, sequences, or pairs of sequences; the step
+            itself where the loss is divided already. The rows of a pair are neighbours, the first of them in an even
+            place of its microbatch.
         by_label: Where targets are sequences: whether the loss is a sum over labels nevertheless, each with a factor of
             its whole row, so that it is the sum of the losses of parts of rows.
         head: Output of the model for each token: logits, a score, or both side by side.
@@ -92,7 +93,7 @@ class Objective:
     settings: type[ObjectiveSettings] | None = None
     rewriting: Callable[..., RowRewriting] | None = None
     attention: RowAttention = "causal"
-    target: Literal["label", "sequence", "pair"] = "label"
+    target: Literal["label", "sequence", "pair", "step"] = "label"
     by_label: bool = False
     head: HeadKind = "lm"
     worth: Callable[..., Tensor] | None = None
@@ -129,6 +130,8 @@ class Objective:
         """
         if self.target == "label":
             return int((labels != IGNORE).sum())
+        if self.target == "step":
+            return 1
         return len(labels) // _ROWS_OF_A_PAIR if self.target == "pair" else len(labels)
 
     def __call__(

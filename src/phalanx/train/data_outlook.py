@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from phalanx.data import prepare_corpus
+from phalanx.data.order.run_order import PhaseCount
 from phalanx.data.preferences import prepare_preferences
 from phalanx.models import ModelSource, StageSpec, stage_table
 from phalanx.models.build import StageRow
@@ -18,6 +19,7 @@ from phalanx.planner.guard.price_law import StepSize
 from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.labelled import prepare_labelled
 from phalanx.train.config import RunConfig, StagedRun
+from phalanx.train.runs.mixed import MixedBase
 from phalanx.train.setup.guard_outlook import predict_guard
 
 _MAX_BYTES = 256 << 20
@@ -36,12 +38,14 @@ class DataCounts:
 
     Attributes:
         is_estimate: Whether they are no count: of large files they follow from the size.
+        phases: What each phase draws; empty where all draw from all sequences.
     """
 
     unit: str
     train: int
     held_out: int
     is_estimate: bool = False
+    phases: tuple[PhaseCount, ...] = ()
 
 
 def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
@@ -49,18 +53,26 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
     batches = run.train.steps * run.batches_a_step
     tokens = batches * run.train.batch_size * run.data.sequence_length
     lines = [f"training: {run.train.steps:,} steps, at most {tokens:,} tokens"]
+    if isinstance(run, MixedBase) and run.objectives:
+        shares = run.objective_shares
+        lines += [f'objective "{one.name}": {one.rows} rows a step, weight {one.weight:g}' for one in shares]
     counts = count_rows(run, source, cache)
     if counts is None:
         lines.append("data: not available here")
     else:
         about = "about " if counts.is_estimate else ""
-        passes = batches * run.train.draws_per_step / max(1, counts.train)
+        passes = batches * run.main_draws / max(1, counts.train)
         each = 2 if counts.unit == "pairs" else 1
         most = each * counts.train * run.data.sequence_length
         lines.append(
             f"data: {about}{counts.train:,} {counts.unit} to train on (at most {most:,} tokens), so {passes:.3g} "
             f"epochs; {about}{counts.held_out:,} held out"
         )
+        lines += [
+            f"phase {number}: {one.num_samples:,} samples from {one.num_sequences:,} sequences ({one.amount:.3g} of "
+            f"them), so {one.num_samples / one.num_sequences:.3g} epochs"
+            for number, one in enumerate(counts.phases)
+        ]
     row = stage_table(source.hub_config, (StageSpec(0, 1, 0, source.num_layers),), run.model.adapter)[0]
     return Text(
         "\n".join([*lines, _estimate_time(run, row, tokens, source.hub_config.hidden_size), _estimate_disk(run, row)])
@@ -90,7 +102,12 @@ def count_rows(run: RunConfig, source: ModelSource, cache: Path) -> DataCounts |
         held_out = min(round(rows * data.validation_share), data.max_validation_sequences)
         return DataCounts("sequences", rows - round(rows * data.validation_share), held_out, is_estimate=True)
     corpus = prepare_corpus(data, cache / "data", seed, vocabulary)
-    return DataCounts("sequences", corpus.num_train_sequences, corpus.num_validation_sequences)
+    phases: tuple[PhaseCount, ...] = ()
+    if any(phase.amount < 1 for phase in data.phases):
+        order = corpus.sample_order(seed, run.main_draws)
+        phases = tuple(order.count_phases(run.train.steps * run.batches_a_step * run.main_draws))
+    held_out = corpus.num_validation_sequences
+    return DataCounts("sequences", corpus.num_train_sequences, held_out, phases=phases)
 
 
 def _bytes_of_sources(run: RunConfig) -> int:

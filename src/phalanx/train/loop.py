@@ -111,11 +111,14 @@ def run_loop(
 
 
 def step_inputs(batch: Batch, num_microbatches: int, objective: Objective = OBJECTIVES["causal_lm"]) -> StepInputs:
-    """Cut a batch into the inputs of the first and the last stage, for an objective that counts its targets."""
+    """Cut a batch into the inputs of the first and the last stage, for an objective that counts its targets.
+
+    The rows of a batch of several objectives say themselves by what their loss is divided.
+    """
     parts = batch.split_microbatches(num_microbatches)
     return StepInputs(
         ids=tuple(part.input_ids for part in parts),
         labels=tuple(part.labels for part in parts),
-        num_targets=objective.count_targets(batch.labels),
+        num_targets=1 if batch.parts else objective.count_targets(batch.labels),
         extras=tuple(part.extras for part in parts) if batch.extras else (),
     )

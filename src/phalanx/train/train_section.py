@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from phalanx.config import RefusedKeyError, StrictModel
 from phalanx.config.strict import later_key
 from phalanx.data.config import HELD_OUT
-from phalanx.objectives import OBJECTIVES, ObjectiveChoice, RolloutSettings, kind_of
+from phalanx.objectives import OBJECTIVES, RolloutSettings, SingleObjective, kind_of
 
 
 class EarlyStoppingConfig(StrictModel):
@@ -102,7 +102,7 @@ class TrainConfig(StrictModel):
     numerics: Literal["float", "exact", "exact_fast"] = later_key("float")
     """The law of arithmetic: torch's own, whose bits depend on the processor; or fixed-point products and functions of
     single roundings, with the same bits everywhere: "exact" with float32's accuracy, "exact_fast" with bfloat16's."""
-    objective: ObjectiveChoice = "causal_lm"
+    objective: SingleObjective = "causal_lm"
     """What is learned: the next token; or the class of a text of `data.labelled`. Not all engines learn all of them. A
     table with ``kind`` and settings, where the objective has settings."""
     validate_every: int = Field(default=0, ge=0)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 STEP = "step"
 _MAX_CURVES = 256
 _MAX_NAME = 120
-_NESTED = ("phases", "bytes", "validation_sets", "leak", "leak_meter", "evaluate")
+_NESTED = ("phases", "bytes", "validation_sets", "objectives", "leak", "leak_meter", "evaluate")
 _NO_CURVES = frozenset(
     {STEP, "time", "batch", "samples_digest", "attacked", "repaired", "bytes_claimed", "party_phases", "non_finite"}
 )

@@ -99,3 +99,33 @@ def test_equal_scores_are_in_the_order_of_their_numbers():
     order = GroupOrder(6, 1, "text", [Leg(0, Curriculum("length", 6))], lambda name: np.zeros(6))
 
     assert list(order.group_sequences(np.arange(6))) == list(range(6))
+
+
+def test_a_larger_share_has_the_sequences_of_a_smaller_one_and_its_epochs_begin_where_it_does():
+    order = order_of(20, Leg(0, None, 4), Leg(6, None, 10), Leg(26, LADDER, 10), Leg(31, None))
+    samples = order.group_sequences(np.arange(60)).tolist()
+
+    few, more, whole = set(samples[:4]), set(samples[6:16]), set(range(20))
+    assert (len(few), len(more)) == (4, 10)
+    assert few < more
+    assert set(samples[4:6]) < few
+    # one whole epoch of each share, then the ladder's half epoch of the same ten
+    assert sorted(samples[16:26]) == sorted(more)
+    assert len(set(samples[26:31]) & more) == 5
+    assert set(samples[31:51]) == whole
+    assert samples[6:16] != samples[16:26]
+
+
+@given(share=st.integers(1, 20), seed=st.integers(0, 2**32))
+def test_a_share_is_drawn_by_the_seed_alone_and_a_curriculum_orders_what_is_in_it(share, seed):
+    random, ordered = (
+        order_of(20, Leg(0, curriculum, share), seed=seed).group_sequences(np.arange(share))
+        for curriculum in (None, LADDER)
+    )
+    values = scores("length")[-20:][ordered]
+    edges = np.arange(min(4, share) + 1) * share // min(4, share)
+
+    assert set(random) == set(ordered)
+    assert len(set(random)) == share
+    for earlier, later in pairwise(np.split(values, edges[1:-1])):
+        assert earlier.max() < later.min()

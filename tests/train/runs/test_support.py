@@ -24,6 +24,9 @@ ASKED_FOR = {
     "pipeline": "[pipeline]\nstages = 4\n",
     "guard": '[guard]\nmode = "phalanx"\n',
     "attack": '[attack]\nkind = "none"\n',
+    "objectives": (
+        '[[objectives]]\nname = "more"\nmicrobatches = 1\ndata = { sources = [{ kind = "python_manual" }] }\n'
+    ),
 }
 JOINED = (
     "[model.adapter]\nrank = 2\n" + ASKED_FOR["split"] + "workers_see_hidden_states = true\n" + ASKED_FOR["pipeline"]
@@ -77,6 +80,10 @@ TOGETHER = {
     ("pipeline", "guard"),
     ("pipeline", "attack"),
     ("guard", "attack"),
+    ("pipeline", "objectives"),
+    ("guard", "objectives"),
+    ("attack", "objectives"),
+    ("parallel", "objectives"),
 }
 SET = {
     "parallel": "parallel.dp=1",
@@ -86,6 +93,7 @@ SET = {
     "pipeline": "pipeline.stages=4",
     "guard": "guard.mode=phalanx",
     "attack": "attack.kind=none",
+    "objectives": "objectives=[{name='more',microbatches=1,data={sources=[{kind='python_manual'}]}}]",
 }
 
 

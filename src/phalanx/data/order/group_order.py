@@ -1,7 +1,7 @@
 """The order of one group's sequences over its epochs: each sequence once in each, whatever phases change."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,29 +21,37 @@ class Leg:
     Attributes:
         start: Number within the group of its first sample.
         curriculum: Curriculum of its order; None for a random one.
+        share: Number of the group's sequences that it draws from; None for all.
     """
 
     start: int
     curriculum: Curriculum | None
+    share: int | None = None
 
 
 class GroupOrder:
     """The sequence that each sample of one group is.
 
     Where the curriculum changes in the middle of an epoch, the rest of that epoch is the sequences that it has not had
-    yet, in the new order; so every epoch has every sequence exactly once.
+    yet, in the new order; so every epoch has every sequence exactly once. Where the number of sequences changes, an
+    epoch of the new ones begins; a larger number has all sequences of a smaller one.
 
     Args:
         size: Sequences of the group, at least 1.
         label: Group's label in the keys of its permutations; empty where a corpus is one group.
-        legs: In order, the first from 0; two neighbours have different curricula.
+        legs: In order, the first from 0; two neighbours differ.
         scores: Returns the scores of its sequences; called for curricula alone.
     """
 
     def __init__(self, size: int, seed: int, label: str, legs: list[Leg], scores: Scores) -> None:
         parts: list[_LegOrder] = []
+        whole = _GroupFacts(size, seed, label, scores)
         for number, leg in enumerate(legs):
-            parts.append(_LegOrder(_GroupFacts(size, seed, label, scores), number, leg, parts[-1] if parts else None))
+            before = parts[-1] if parts else None
+            if before is not None and before.facts.size == (leg.share or size):
+                parts.append(_LegOrder(before.facts, number, leg, before))
+            else:
+                parts.append(_LegOrder(whole.draw_share(leg, number), number, leg, None))
         self._parts = parts
         self._starts = np.array([leg.start for leg in legs], dtype=np.int64)
 
@@ -59,12 +67,36 @@ class GroupOrder:
 
 @dataclass(frozen=True)
 class _GroupFacts:
-    """The constants of a group's order."""
+    """The constants of the order of a group, or of a share of it.
+
+    Attributes:
+        origin: Number within the group of the sample with which its epochs begin.
+        whole: The group that the share is of; None of a whole group.
+    """
 
     size: int
     seed: int
     label: str
     scores: Scores
+    origin: int = 0
+    whole: "_GroupFacts | None" = None
+
+    def draw_share(self, leg: Leg, number: int) -> "_GroupFacts":
+        """Return the facts of the share that a leg draws from, with epochs that begin with the leg."""
+        facts = replace(self, label=f"{self.label} leg {number}" if number else self.label, origin=leg.start)
+        if leg.share is None:
+            return facts
+        share = replace(facts, size=leg.share, whole=self)
+        sequences = share.name_sequences(np.arange(share.size, dtype=np.int64))
+        return replace(share, scores=lambda by: np.asarray(self.scores(by))[sequences])
+
+    def name_sequences(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which sequences of the group those of the share are."""
+        if self.whole is None:
+            return numbers
+        # the beginning of one permutation for all shares, so that a larger one has those of a smaller one
+        label, places = f"{self.whole.label} share", numbers.astype(np.uint64)
+        return permute_positions(places, self.whole.size, self.seed, 0, label).astype(np.int64)
 
     def order_by_score(self, sequences: NDArray[np.int64] | None, curriculum: Curriculum) -> NDArray[np.int64]:
         """Return sequences in the order of their scores, equal ones by number; None stands for all of them."""
@@ -78,14 +110,17 @@ class _LegOrder:
     """The order of one leg: over the rest of the epoch that it begins in, then over whole epochs."""
 
     def __init__(self, facts: _GroupFacts, number: int, leg: Leg, before: "_LegOrder | None") -> None:
-        self._facts = facts
+        self.facts = facts
         self._number = number
         self._leg = leg
         self._before = before
-        self._first_epoch, self._offset = divmod(leg.start, facts.size)
+        self._first_epoch, self._offset = divmod(leg.start - facts.origin, facts.size)
 
     def leg_sequences(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        epochs, positions = np.divmod(ranks, self._facts.size)
+        return self.facts.name_sequences(self._share_sequences(ranks - self.facts.origin))
+
+    def _share_sequences(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        epochs, positions = np.divmod(ranks, self.facts.size)
         sequences = np.empty(len(ranks), dtype=np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
@@ -94,9 +129,9 @@ class _LegOrder:
 
     def _epoch_sequences(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         is_rest = epoch == self._first_epoch and self._offset > 0
-        size = self._facts.size - self._offset if is_rest else self._facts.size
+        size = self.facts.size - self._offset if is_rest else self.facts.size
         places = positions - self._offset if is_rest else positions
-        label = f"{self._facts.label} rest {self._number}" if is_rest else self._facts.label
+        label = f"{self.facts.label} rest {self._number}" if is_rest else self.facts.label
         if self._leg.curriculum is None:
             numbers = self._permute_places(places, size, epoch, label)
             return self._unseen_rest[numbers] if is_rest else numbers
@@ -111,7 +146,7 @@ class _LegOrder:
         return pool[ordered]
 
     def _permute_places(self, places: NDArray[np.int64], size: int, epoch: int, label: str) -> NDArray[np.int64]:
-        return permute_positions(places.astype(np.uint64), size, self._facts.seed, epoch, label).astype(np.int64)
+        return permute_positions(places.astype(np.uint64), size, self.facts.seed, epoch, label).astype(np.int64)
 
     @staticmethod
     def _bucket_edges(size: int, buckets: int) -> NDArray[np.int64]:
@@ -122,9 +157,9 @@ class _LegOrder:
     def _unseen_rest(self) -> NDArray[np.int64]:
         """The sequences that the epoch in which the leg begins has not had before it."""
         if self._before is None:
-            return np.arange(self._facts.size, dtype=np.int64)
-        start = self._first_epoch * self._facts.size
-        return self._before.leg_sequences(np.arange(start + self._offset, start + self._facts.size, dtype=np.int64))
+            return np.arange(self.facts.size, dtype=np.int64)
+        start = self._first_epoch * self.facts.size
+        return self._before._share_sequences(np.arange(start + self._offset, start + self.facts.size, dtype=np.int64))
 
     @cached_property
     def _ordered_rest(self) -> NDArray[np.int64]:
@@ -136,4 +171,4 @@ class _LegOrder:
 
     def _rank_sequences(self, sequences: NDArray[np.int64] | None) -> NDArray[np.int64]:
         curriculum = self._leg.curriculum
-        return self._facts.order_by_score(sequences, curriculum) if curriculum is not None else self._unseen_rest
+        return self.facts.order_by_score(sequences, curriculum) if curriculum is not None else self._unseen_rest

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,15 @@ class Group:
         return [self.size, int(self.digest[:_HEX_OF_53_BITS], 16)]
 
 
+@dataclass(frozen=True)
+class PhaseCount:
+    """What a phase draws: so many samples from so many sequences, a share `amount` of those of its groups."""
+
+    amount: float
+    num_sequences: int
+    num_samples: int
+
+
 class RunOrder:
     """Which sequence each sample of a run is; nothing of it is stored, and nothing is counted up from the beginning.
 
@@ -46,8 +55,9 @@ class RunOrder:
         limits: Samples that each group may give; None for any number.
 
     Guarantees:
-        Every epoch of a group has each of its sequences exactly once. In every prefix of a phase, up to a group's
-        limit, each group has its share to less than one sample. Neither depends on ranks, batch size or resumes.
+        Every epoch of a group, or of the share of it that a phase draws from, has each sequence exactly once. In every
+        prefix of a phase, up to a group's limit, each group has its share of the mixture to less than one sample.
+        Neither depends on ranks, batch size or resumes.
     """
 
     def __init__(
@@ -77,16 +87,27 @@ class RunOrder:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether there is more than one permutation of all sequences an epoch: groups by name, or curricula."""
-        has_curriculum = any(phase.curriculum is not None for phase in self.schedule.phases)
-        return (
-            len(self.groups) > 1 or has_curriculum or self.schedule.num_samples is not None or bool(self.groups[0].name)
-        )
+        """Whether there is more than one permutation of all sequences an epoch: groups by name, curricula or shares."""
+        phases = self.schedule.phases
+        has_order = any(phase.curriculum is not None or phase.amount < 1 for phase in phases)
+        return len(self.groups) > 1 or has_order or self.schedule.num_samples is not None or bool(self.groups[0].name)
 
     def consumed_by_group(self, num_samples: int) -> dict[str, int]:
         """Return how many of the first so many samples each group has, by name."""
         counts = self.schedule.group_consumption(num_samples)
         return {group.name: count for group, count in zip(self.groups, counts, strict=True)}
+
+    def count_phases(self, num_samples: int) -> list["PhaseCount"]:
+        """Count what each phase that begins within the first so many samples draws."""
+        starts = [start for start, _ in self.schedule.starts]
+        counts = []
+        for phase, start, end in zip(self.schedule.phases, starts, [*starts[1:], num_samples], strict=False):
+            drawn_from = sum(
+                phase.num_drawn(group.size) for group, weight in zip(self.groups, phase.weights, strict=True) if weight
+            )
+            if start < num_samples:
+                counts.append(PhaseCount(phase.amount, drawn_from, min(end, num_samples) - start))
+        return counts
 
     def mixture_history(self, num_samples: int) -> dict[str, dict[str, Any]]:
         """Return the facts in which a run that goes on behind this many samples must agree with this one.
@@ -99,7 +120,7 @@ class RunOrder:
             self.groups, self._legs, self.schedule.group_consumption(num_samples), strict=True
         ):
             if count:
-                begun = [[leg.start, *_curriculum_values(leg)] for leg in legs if leg.start < count]
+                begun = [[leg.start, *_leg_values(leg)] for leg in legs if leg.start < count]
                 state[group.name] = {
                     "identity": group.identity_numbers,
                     "samples": count,
@@ -117,17 +138,19 @@ NO_CURRICULA = _digest_bits([[0]])
 
 
 def _group_legs(schedule: PhaseSchedule, group: int) -> list[Leg]:
-    """Return a group's samples by curriculum: one leg for phases in a row that have the same one."""
+    """Return a group's samples by curriculum and amount: one leg for phases in a row that have the same ones."""
     legs: list[Leg] = []
     for (_, consumed), phase in zip(schedule.starts, schedule.phases, strict=False):
-        leg = Leg(consumed[group], phase.curriculum)
+        size, num_drawn = schedule.sizes[group], phase.num_drawn(schedule.sizes[group])
+        leg = Leg(consumed[group], phase.curriculum, None if num_drawn == size else num_drawn)
         if legs and legs[-1].start == leg.start:
             legs.pop()
-        if not legs or legs[-1].curriculum != leg.curriculum:
+        if not legs or replace(legs[-1], start=leg.start) != leg:
             legs.append(leg)
     return legs
 
 
-def _curriculum_values(leg: Leg) -> list[object]:
+def _leg_values(leg: Leg) -> list[object]:
     curriculum = leg.curriculum
-    return [] if curriculum is None else [curriculum.by, curriculum.buckets, curriculum.descending]
+    values: list[object] = [] if curriculum is None else [curriculum.by, curriculum.buckets, curriculum.descending]
+    return values if leg.share is None else [*values, leg.share]

@@ -1,8 +1,10 @@
 """The phases of a run: which group sample k is from, and the number of that sample within its group."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +22,19 @@ class Phase:
         weights: Weight of each group, 0 where it has no sample in the phase.
         curriculum: Curriculum that orders the sequences of a group; None for a random order.
         span: Tokens that attention spans at most; None for whole sequences.
+        amount: Share of each group's sequences that samples are drawn from, above 0.
     """
 
     until: int | None
     weights: tuple[float, ...]
     curriculum: "Curriculum | None" = None
     span: int | None = None
+    amount: float = 1.0
+
+    def num_drawn(self, size: int) -> int:
+        """Return how many of a group's sequences samples are drawn from, at least 1."""
+        # as it is written: three tenths of ten are three
+        return math.ceil(Fraction(repr(self.amount)) * size)
 
 
 @dataclass(frozen=True)

@@ -94,10 +94,16 @@ class RankRecipe:
 
 @dataclass(frozen=True)
 class AppliedStep:
-    """One applied step: mean loss in nats, and the norm of the whole gradient before clipping."""
+    """One applied step: mean loss in nats, and the norm of the whole gradient before clipping.
+
+    Attributes:
+        microbatch_losses: Loss of each microbatch of each copy, in the order of the rows of the batch, where several
+            objectives learn at once; else empty.
+    """
 
     loss: float
     gradient_norm: float
+    microbatch_losses: tuple[float, ...] = ()
 
 
 class RankTrainer:
@@ -174,10 +180,10 @@ class RankTrainer:
         if not all_targets:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")
         self._num_targets = max(1, self.objective.count_targets(self._island_rows(labels)))
-        loss, norms = self._compute_gradients(step, ids, labels, extras)
+        loss, norms, parts = self._compute_gradients(step, ids, labels, extras)
         while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.halve_scale():
             self._update.clear_gradients()
-            loss, norms = self._compute_gradients(step, ids, labels, extras)
+            loss, norms, parts = self._compute_gradients(step, ids, labels, extras)
         mean_loss, norm = loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms))
         fault = limits.find_fault(step, mean_loss, norm)
         if fault is not None:
@@ -191,7 +197,7 @@ class RankTrainer:
         if self._outer is not None and self._outer.is_due(step + 1):
             with timer.time_phase("outer"):
                 self._outer.step()
-        return AppliedStep(mean_loss, norm)
+        return AppliedStep(mean_loss, norm, parts)
 
     @torch.no_grad()
     def evaluate_batch(
@@ -272,8 +278,8 @@ class RankTrainer:
 
     def _compute_gradients(
         self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor]
-    ) -> tuple[float, list[float]]:
-        """Forward and backward; summed loss of all ranks, and the norm of each island's gradient."""
+    ) -> tuple[float, list[float], tuple[float, ...]]:
+        """Forward and backward; summed loss of all ranks, norms of islands' gradients, and losses of microbatches."""
         self._losses.clear()
         self._seed_step(step)
         with self.timer.time_phase("compute"):
@@ -286,15 +292,24 @@ class RankTrainer:
             settle_gradients(self._held, self._domain)
             return self._loss_and_norms()
 
-    def _loss_and_norms(self) -> tuple[float, list[float]]:
+    def _loss_and_norms(self) -> tuple[float, list[float], tuple[float, ...]]:
         gradients = dict(counted_gradients(self._held, self._domain))
-        sums = torch.zeros(1 + self._recipe.parallel.num_islands, dtype=torch.float64)
+        layout, microbatches = self._recipe.parallel, self._recipe.microbatches
+        is_mixed, first = self.objective.target == "step", 1 + layout.num_islands
+        sums = torch.zeros(first + (layout.dp * microbatches if is_mixed else 0), dtype=torch.float64)
         if self._losses and self._domain.tp == 0:
-            sums[0] = sum(float(loss) for loss in self._losses)
+            losses = [float(loss) for loss in self._losses]
+            sums[0] = sum(losses)
+            if is_mixed:
+                # the last stage meets the microbatches of its copy in their order
+                own = first + self._domain.dp * microbatches
+                sums[own : own + microbatches] = torch.tensor(losses, dtype=torch.float64)
         sums[1 + self._domain.island] = gradient_norm_squared(gradients)
         dist.all_reduce(sums)
-        loss, *squares = sums.tolist()
-        return loss, [math.sqrt(square) / self._scale.value if square >= 0 else math.nan for square in squares]
+        loss, *rest = sums.tolist()
+        squares, parts = rest[: first - 1], rest[first - 1 :]
+        norms = [math.sqrt(square) / self._scale.value if square >= 0 else math.nan for square in squares]
+        return loss, norms, tuple(parts)
 
     def _own_rows(self, x: Tensor) -> Tensor:
         return x.chunk(self._recipe.parallel.dp)[self._domain.dp].to(self._domain.device)

@@ -1,17 +1,19 @@
 """Scores of a model on held-out rows: perplexity of text, or how often a class was found."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from phalanx.data import Batch
 from phalanx.data.config import HELD_OUT
 from phalanx.data.tasks import majority_share, tfidf_predictions
 from phalanx.errors import CheckpointError, DataError
+from phalanx.models import StageModule
 from phalanx.objectives import ConfusionMatrix
 from phalanx.telemetry import Histogram
 from phalanx.train.batches.labelled import LabelledTexts
-from phalanx.train.batches.preferences import PreferenceScores
+from phalanx.train.batches.preferences import PreferenceScores, read_preference_scores
 from phalanx.train.batches.samples import TextSample
 
 _FEWEST = 2
@@ -74,18 +76,22 @@ Validation = float | Scores | PreferenceScores | MeanReward
 """Perplexity of held-out text, the scores of a classifier or of pairs, or the mean reward of texts."""
 
 
+StageJudge = Callable[[Iterable[StageModule], Sequence[Iterable[Batch]]], Sequence[Validation]]
+"""Measures stages, each of which is used once, on the held-out batches of each set."""
+
+
 @dataclass(frozen=True)
 class ValidationResult:
     """The result of one validation: of the held-out share, and of each further set by name.
 
     Attributes:
         own: Result on the held-out share; None where nothing is held out.
-        named: Perplexity of each further set.
+        named: Perplexity of each further set, or the scores of its pairs.
         histograms: Histograms of weights and of their gradients' running means.
     """
 
     own: Validation | None
-    named: Mapping[str, float] = field(default_factory=dict)
+    named: Mapping[str, float | PreferenceScores] = field(default_factory=dict)
     samples: tuple[TextSample, ...] = ()
     histograms: tuple[Histogram, ...] = ()
 
@@ -110,7 +116,7 @@ class ValidationResult:
 
     def metrics_row(self) -> dict[str, Any]:
         """The columns of a step's line in the metrics."""
-        named = {name: {"loss": loss_of(value), "perplexity": value} for name, value in self.named.items()}
+        named = {name: set_figures(value) for name, value in self.named.items()}
         samples = [asdict(sample) for sample in self.samples]
         drawn = [histogram.metrics_row() for histogram in self.histograms]
         more = {"validation_sets": named, "samples": samples, "histograms": drawn}
@@ -121,16 +127,23 @@ class ValidationResult:
         held_out = {
             name.replace("_", "/", 1): score for name, score in validation_row(self.own).items() if score is not None
         }
-        named = {f"validation/{name}/perplexity": value for name, value in self.named.items()}
-        return {
-            **held_out,
-            **named,
-            **{f"validation/{name}/loss": loss_of(value) for name, value in self.named.items()},
+        named = {
+            f"validation/{name}/{figure}": score
+            for name, value in self.named.items()
+            for figure, score in set_figures(value).items()
+            if score is not None
         }
+        return {**held_out, **named}
 
     def __str__(self) -> str:
         parts = [] if self.own is None else [describe_validation(self.own)]
-        return ", ".join([*parts, *(f"{name} perplexity {value:.1f}" for name, value in self.named.items())])
+        words = (describe_validation(value).removeprefix("validation ") for value in self.named.values())
+        return ", ".join([*parts, *(f"{name} {text}" for name, text in zip(self.named, words, strict=True))])
+
+
+def set_figures(value: float | PreferenceScores) -> dict[str, float | None]:
+    """Return the figures of one further validation set."""
+    return asdict(value) if isinstance(value, PreferenceScores) else {"loss": loss_of(value), "perplexity": value}
 
 
 def loss_of(perplexity: float) -> float:
@@ -174,11 +187,15 @@ def read_scores(saved: object) -> Scores:
     return Scores(**saved)
 
 
-def read_named(saved: object) -> dict[str, float]:
+def read_named(saved: object) -> dict[str, float | PreferenceScores]:
     """Read a checkpoint's scores of further validation sets; null is an infinity."""
-    if not isinstance(saved, dict) or not all(score is None or type(score) is float for score in saved.values()):
+    kinds = (float, dict, type(None))
+    if not isinstance(saved, dict) or not all(type(score) in kinds for score in saved.values()):
         raise CheckpointError(f"checkpoint: validation sets {saved!r:.80}, expected perplexities; use an older one")
-    return {str(name): math.inf if value is None else value for name, value in saved.items()}
+    return {
+        str(name): read_preference_scores(value) if isinstance(value, dict) else math.inf if value is None else value
+        for name, value in saved.items()
+    }
 
 
 def describe_texts(texts: LabelledTexts, task: str, seed: int) -> dict[str, Any]:

@@ -12,30 +12,31 @@ from torch.nn import functional
 from phalanx.checkpoint import Checkpoint, Shard, WrittenPieces, make_folder
 from phalanx.data import IGNORE, OF_ATTENTION, Batch
 from phalanx.engine import StepInputs, StepResult
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage
 from phalanx.parallel import Controller, fallback_key
 from phalanx.parallel.control.rank_trainer import RankRecipe
 from phalanx.train.batches.preferences import PreferenceMeasure
-from phalanx.train.batches.scores import Validation
+from phalanx.train.batches.scores import StageJudge, Validation
 from phalanx.train.batches.validation import perplexity_of
 
 _WEIGHT = "weight/"
 
 
 @dataclass(frozen=True)
-class GatheredPairs:
-    """A measure of a domain's model on held-out pairs, by this process alone, from weights that it has gathered."""
+class GatheredStages:
+    """The stages of a domain's model in this process alone, from weights that it has gathered.
+
+    Attributes:
+        judge: Measures the model on held-out pairs; None of a run that is measured on text.
+    """
 
     source: ModelSource
     recipe: RankRecipe
-    judge: PreferenceMeasure
+    judge: PreferenceMeasure | None = None
 
-    def measure_weights(self, weights: Mapping[str, Tensor], sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
-        """Measure the model that has such weights, by name, on each set."""
-        return self.judge(self._build_stages(weights), sets)
-
-    def _build_stages(self, weights: Mapping[str, Tensor]) -> Iterator[StageModule]:
+    def build_stages(self, weights: Mapping[str, Tensor]) -> Iterator[StageModule]:
+        """Yield the stages of the model that has such weights, by name."""
         layers = self.source.num_layers
         for layer in range(layers):
             stage = build_stage(
@@ -62,18 +63,20 @@ class DomainEngine:
 
     Attributes:
         num_steps: Steps that were applied, those before this session included.
+        microbatch_losses: Losses of the microbatches of the last step, where several objectives learn at once.
     """
 
     def __init__(
         self,
         lead: Controller,
         dp: int,
-        pairs: "GatheredPairs | None" = None,
+        gathered: GatheredStages | None = None,
     ) -> None:
         self._lead = lead
         self._dp = dp
-        self._pairs = pairs
+        self._gathered = gathered
         self.num_steps = 0
+        self.microbatch_losses: Sequence[float] = ()
 
     def train_turn(self, step: int, inputs: StepInputs) -> StepResult:
         """Run one optimizer step on all ranks.
@@ -84,7 +87,7 @@ class DomainEngine:
         names = inputs.extras[0] if inputs.extras else ()
         extras = {name: torch.cat([row[name] for row in inputs.extras]) for name in names}
         outcome = self._lead.run_step(step, torch.cat(inputs.ids), torch.cat(inputs.labels), extras, inputs.limits)
-        self.num_steps = step + 1
+        self.num_steps, self.microbatch_losses = step + 1, outcome.microbatch_losses
         return StepResult(
             step=step,
             loss=outcome.loss,
@@ -101,9 +104,15 @@ class DomainEngine:
 
     def measure_sets(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
         """Perplexity on the held-out batches of each set, infinity when it overflows; or the scores of pairs."""
-        if self._pairs is not None:
-            return self._pairs.measure_weights(dict(self.named_parameters()), sets)
+        if self._gathered is not None and self._gathered.judge is not None:
+            return self.judge_stages(self._gathered.judge, sets)
         return [self._measure_perplexity(batches) for batches in sets]
+
+    def judge_stages(self, judge: StageJudge, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
+        """Measure the model on each set by a measure of stages, which are gathered in this process."""
+        if self._gathered is None:
+            raise ConfigError("parallel: this engine gathers no stages, so it measures no pairs")
+        return judge(self._gathered.build_stages(dict(self.named_parameters())), sets)
 
     def measure_rows(self, rows: Sequence[Batch]) -> list[float]:
         """Sum of nats of each row, on the ranks."""

@@ -22,6 +22,7 @@ from phalanx.train.records.history import FELL_BACK
 from phalanx.train.records.past_run import PastRun
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.records.samples import samples_digest
+from phalanx.train.runs.mixed import MixedBase
 
 TRAIN = "train"
 
@@ -84,6 +85,8 @@ def dataset_of(past: PastRun, moved_to: Path | None = None) -> tuple[Path, Datas
     data = past.config.data
     if isinstance(past.config, SplitRun):
         raise DataError(f"{past.path}: is a split run: only the clients have its texts")
+    if isinstance(past.config, MixedBase) and past.config.objectives:
+        raise DataError(f"{past.path}: learned [[objectives]]; documents are followed through runs of one objective")
     if data.dataset is None and not data.sources and data.conversations is None:
         raise DataError(f"{past.path}: was not trained from shards, which are needed to find documents")
     if moved_to is not None:

@@ -6,6 +6,7 @@ from phalanx.data.run_dataset import local_dataset
 from phalanx.data.shards import open_dataset
 from phalanx.policy import RunFacts, SignedPolicy, SourceShare, check_start, raise_breaches
 from phalanx.train.config import RunConfig, SplitRun
+from phalanx.train.runs.mixed import MixedBase
 
 
 def open_policy(run: RunConfig, cache: Path) -> SignedPolicy | None:
@@ -20,7 +21,8 @@ def open_policy(run: RunConfig, cache: Path) -> SignedPolicy | None:
 def facts_of_run(run: RunConfig, cache: Path) -> RunFacts:
     """Return what is known of a run before it starts."""
     guard, privacy = run.stage_guard, getattr(run, "privacy", None)
-    dataset = run.data.dataset
+    # what [[objectives]] learn from has neither manifest nor signer
+    dataset = None if isinstance(run, MixedBase) and run.objectives else run.data.dataset
     sources = None
     if dataset is not None:
         manifest = open_dataset(local_dataset(dataset, cache / "data"), dataset.signer).manifest

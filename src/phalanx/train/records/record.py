@@ -221,6 +221,8 @@ class RunRecorder:
         """What the source of the present batch says of it."""
         self.evaluation: Mapping[str, Mapping[str, float | int | None]] = {}
         """Figures of suites after the present step by ``suite.metric``; empty where it was not evaluated."""
+        self.objectives: Mapping[str, Mapping[str, float]] = {}
+        """Loss, weight and rows of each objective in the present step; empty where there is one."""
         self._metrics = metrics
         self._board = board
         self._progress = progress
@@ -276,6 +278,7 @@ class RunRecorder:
                 "repaired": guard.attempts > 1,
                 **(validation_row(None) if validation is None else validation.metrics_row()),
                 **({"evaluation": self.evaluation} if self.evaluation else {}),
+                **({"objectives": self.objectives} if self.objectives else {}),
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,
                 "bytes_claimed": list(result.claimed_links),
@@ -288,6 +291,7 @@ class RunRecorder:
             for name, figure in self.evaluation.items()
             if figure["value"] is not None
         }
+        figures |= {f"train/{name}/loss": part["loss"] for name, part in self.objectives.items()}
         self._board.add_scalars(
             {"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate, **figures}, result.step
         )

@@ -1,7 +1,7 @@
 """The final figures of a run; null where they were not measured."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -15,9 +15,9 @@ from phalanx.train.batches.scores import (
     Scores,
     Validation,
     ValidationResult,
-    loss_of,
     read_named,
     read_scores,
+    set_figures,
 )
 from phalanx.train.config import RunConfig, SplitRun
 from phalanx.train.records.check_record import CheckRecord
@@ -172,9 +172,9 @@ class Figures:
     reward_first: float | None = None
     """Mean reward of texts to held-out prompts, of the untouched model."""
     reward_last: float | None = None
-    named_first: dict[str, float] = field(default_factory=dict)
-    """Perplexity of further validation sets by name, of the untouched model."""
-    named_last: dict[str, float] = field(default_factory=dict)
+    named_first: dict[str, float | PreferenceScores] = field(default_factory=dict)
+    """Perplexity of further validation sets by name, or the scores of their pairs, of the untouched model."""
+    named_last: dict[str, float | PreferenceScores] = field(default_factory=dict)
     stopping: StoppingRecord = field(default_factory=StoppingRecord)
     """What an early end is decided by; empty where the run file has none."""
     candidate: BestCheckpoint | None = None
@@ -241,7 +241,9 @@ class Figures:
             found += measures_of_perplexity("held-out loss", self.validation_first, self.validation_last)
         elif self.scores_first is None and self.reward_first is None:
             for name, first in self.named_first.items():
-                found += measures_of_perplexity(f"loss on {name}", first, self.named_last.get(name))
+                last = self.named_last.get(name)
+                if isinstance(first, float) and not isinstance(last, PreferenceScores):
+                    found += measures_of_perplexity(f"loss on {name}", first, last)
         return found
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
@@ -279,7 +281,7 @@ class Figures:
             key: asdict(scores_of_key) for key in self._SCORES if (scores_of_key := getattr(self, key)) is not None
         }
         saved = {key: _finite_or_none(getattr(self, key)) for key in self._SAVED}
-        named = {key: _all_finite(named_of_key) for key in self._NAMED if (named_of_key := getattr(self, key))}
+        named = {key: _plain_scores(named_of_key) for key in self._NAMED if (named_of_key := getattr(self, key))}
         stopping = {"stopping": self.stopping.to_json()} if self.stopping.losses else {}
         rewards = {key: reward for key in self._REWARDS if (reward := getattr(self, key)) is not None}
         return {**saved, **scores, **rewards, **named, **stopping, "checks": self.checks.to_json()}
@@ -325,7 +327,7 @@ def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth
         "validation_perplexity_first": _finite_or_none(figures.validation_first),
         "validation_perplexity": _finite_or_none(figures.validation_last),
         **(_reward_fields(figures) if run.train.learns_from_texts else {}),
-        **({"validation_sets": _named_set_fields(figures)} if run.data.validation else {}),
+        **({"validation_sets": _named_set_fields(figures)} if run.validation_names[1:] else {}),
         "worse_than_before": worse_figures(figures.held_out_measures()),
         **_ending_fields(run, figures),
         "tokens_per_s": totals.tokens / totals.wall_s if totals.wall_s else None,
@@ -405,7 +407,7 @@ def _named_set_fields(figures: Figures) -> dict[str, dict[str, float | None]]:
     pairs: dict[str, dict[str, float | None]] = {}
     for suffix, values in (("_first", figures.named_first), ("", figures.named_last)):
         for name, value in values.items():
-            pair = {f"perplexity{suffix}": _finite_or_none(value), f"loss{suffix}": _finite_or_none(loss_of(value))}
+            pair = {f"{figure}{suffix}": _finite_or_none(score) for figure, score in set_figures(value).items()}
             pairs.setdefault(name, {}).update(pair)
     return pairs
 
@@ -445,8 +447,11 @@ def _guard_mode(run: RunConfig) -> str:
     return "off" if run.stage_guard is None else run.stage_guard.mode
 
 
-def _all_finite(values: dict[str, float]) -> dict[str, float | None]:
-    return {name: _finite_or_none(value) for name, value in values.items()}
+def _plain_scores(values: Mapping[str, float | PreferenceScores]) -> dict[str, Any]:
+    return {
+        name: asdict(value) if isinstance(value, PreferenceScores) else _finite_or_none(value)
+        for name, value in values.items()
+    }
 
 
 def _finite_or_none(value: float | None) -> float | None:

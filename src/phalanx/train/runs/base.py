@@ -20,7 +20,7 @@ from phalanx.data import DataConfig
 from phalanx.errors import ConfigError
 from phalanx.evaluate.suite import KINDS, list_suites
 from phalanx.models import ModelConfig
-from phalanx.objectives import OBJECTIVES, RolloutSettings
+from phalanx.objectives import OBJECTIVES, ObjectiveSettings, RolloutSettings
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import GuardConfig
 from phalanx.policy.policy_file import PolicyReference
@@ -151,7 +151,7 @@ class BaseRun(StrictModel):
         judges = {"checkpoint.best": self.checkpoint.best}
         if self.train.early_stopping is not None:
             judges["train.early_stopping.on"] = self.train.early_stopping.on
-        set_names = self.data.validation_names
+        set_names = self.validation_names
         for key, name in judges.items():
             if name is not None and name not in set_names:
                 yield (
@@ -207,6 +207,26 @@ class BaseRun(StrictModel):
         """Leave out optional sections that are absent, and keep one order of sections for all engines."""
         sections = write(self)
         return {name: sections[name] for name in SECTIONS if name in sections and getattr(self, name) not in (None, ())}
+
+    @property
+    def learned_objective(self) -> str | ObjectiveSettings:
+        """What engines learn: the objective of ``[train]``, or several."""
+        return self.train.objective
+
+    @property
+    def main_rows(self) -> int:
+        """Rows of a batch that the objective of ``[train]`` learns from."""
+        return self.train.batch_size
+
+    @property
+    def main_draws(self) -> int:
+        """What a loader of ``[data]`` draws for a step: sequences, or pairs of them."""
+        return self.main_rows // 2 if self.train.learns_pairs else self.main_rows
+
+    @property
+    def validation_names(self) -> tuple[str, ...]:
+        """Names of all sets that the run is validated on."""
+        return self.data.validation_names
 
     @property
     def engines(self) -> tuple[str, ...]:

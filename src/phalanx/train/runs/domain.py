@@ -9,7 +9,8 @@ from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.train.runs.base import Faults, PrivateBase, RolloutBase
-from phalanx.train.runs.support import missing_section, section_fault
+from phalanx.train.runs.mixed import MixedBase
+from phalanx.train.runs.support import ABSENT_SECTIONS, exclusion, missing_section, section_fault
 
 
 class RankedBase(PrivateBase):
@@ -27,7 +28,7 @@ class RankedBase(PrivateBase):
         return 1
 
 
-class DomainRun(RankedBase, RolloutBase):
+class DomainRun(RankedBase, RolloutBase, MixedBase):
     """A run of the ranks of ``[parallel]``; nobody else works for it."""
 
     engine: ClassVar[str] = "parallel"
@@ -48,6 +49,18 @@ class DomainRun(RankedBase, RolloutBase):
         kind, cuts = self.train.objective_kind, self.parallel.cp
         if self.train.learns_from_texts and cuts > 1 and not OBJECTIVES[kind].shares_rows:
             yield f'parallel.cp = {cuts} divides rows, but train.objective = "{kind}" needs whole rows; set it to 1'
+        if self.objectives:
+            yield from self._mixed_faults()
+
+    def _mixed_faults(self) -> Faults:
+        layout, section = self.parallel, "objectives"
+        if self.deepspeed is not None:
+            yield exclusion("deepspeed", section, ABSENT_SECTIONS["deepspeed"][section])
+        for name, why in {"tp": "divides the vocabulary", "cp": "divides rows"}.items():
+            if (size := getattr(layout, name)) > 1:
+                yield f"parallel.{name} = {size} {why}, but [[objectives]] need whole rows and logits; set it to 1"
+        if layout.outer is not None:
+            yield "parallel.outer: each island would divide the losses of [[objectives]] by its own rows; remove one"
 
     @property
     def _unevaluated(self) -> dict[str, bool]:

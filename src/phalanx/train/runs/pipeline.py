@@ -11,7 +11,8 @@ from phalanx.models import LoraConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig, with_standard_preset
 from phalanx.pipeline.party_layout import unshared_adapter
 from phalanx.security.privacy.config import PrivacyConfig
-from phalanx.train.runs.base import BaseRun, Faults, PrivateBase, RolloutBase
+from phalanx.train.runs.base import BaseRun, Faults, RolloutBase
+from phalanx.train.runs.mixed import MixedBase
 
 _UNDONE = {
     "keep_states": "a published step could be repeated with the same rows without a charge",
@@ -73,7 +74,7 @@ class StagedBase(GuardedBase):
         return (*self.pipeline.worker_names, *self.pipeline.late_workers)
 
 
-class PipelineRun(StagedBase, RolloutBase, PrivateBase):
+class PipelineRun(StagedBase, RolloutBase, MixedBase):
     """A run of a verified pipeline: the owner has the first and the last stage, and workers have the others."""
 
     engine: ClassVar[str] = "pipeline"

@@ -16,8 +16,19 @@ WEIGHTED_OBJECTIVE = "weighted_causal_lm"
 """What is learned of ``data.conversations`` with ``weighted = true``."""
 
 SECTIONS = (
-    *("model", "data", "train", "optimizer", "parallel", "deepspeed", "split", "federated", "pipeline", "guard"),
-    *("attack", "checkpoint", "rewards", "rollouts", "privacy", "leak_meter", "policy", "tracking", "evaluate"),
+    *("model", "data", "train", "objectives", "optimizer", "parallel", "deepspeed", "split", "federated", "pipeline"),
+    *(
+        "guard",
+        "attack",
+        "checkpoint",
+        "rewards",
+        "rollouts",
+        "privacy",
+        "leak_meter",
+        "policy",
+        "tracking",
+        "evaluate",
+    ),
 )
 """Every section of a run file, in the order in which a run directory keeps them."""
 
@@ -41,12 +52,16 @@ _SITES_LEARN = "no objective of sites learns from what the model writes"
 ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
     "pipeline": {},
     "parallel": dict.fromkeys(("pipeline", "guard", "attack"), _TRUST),
-    "deepspeed": dict.fromkeys(("pipeline", "guard", "attack"), _ZERO),
+    "deepspeed": {
+        **dict.fromkeys(("pipeline", "guard", "attack"), _ZERO),
+        "objectives": f"it supports {WHOLE_MODEL_OBJECTIVE} only",
+    },
     "split": {
         "parallel": "a run is trained either by ranks or by an enclave and its clients",
         "deepspeed": _ZERO,
         **dict.fromkeys(("pipeline", "guard", "attack"), _ENCLAVE),
         **dict.fromkeys(("rewards", "rollouts"), _NO_ROLLOUTS),
+        "objectives": "clients make their own batches, of one objective",
         "privacy": _NO_NOISE,
         "leak_meter": "rows are with clients, and no party has them together with the whole model",
     },
@@ -55,6 +70,7 @@ ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
         "split": "sites train a whole model each, but clients only its front",
         "attack": "the owner of a site's pipeline starts honest workers only; run drills with [pipeline] alone",
         **dict.fromkeys(("rewards", "rollouts"), _SITES_LEARN),
+        "objectives": "sites make their own batches, of one objective",
         "leak_meter": "rows stay at the sites, and the owner has none to measure",
     },
     "federated+pipeline": {"parallel": _TRUST},

@@ -11,6 +11,7 @@ from phalanx.config import digest_config, printable_text
 from phalanx.data import Corpus, prepare_corpus, prepare_validation_sets, unigram_perplexity
 from phalanx.data.loader import HeldOut
 from phalanx.data.preferences import PairCorpus
+from phalanx.data.validation_sets import tokenizer_of_corpus
 from phalanx.errors import CheckpointError, ConfigError, PolicyError
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_vocabulary
@@ -18,9 +19,10 @@ from phalanx.pipeline import OWNER, Observe
 from phalanx.security.audit import AuditLog
 from phalanx.security.privacy import BudgetLedger
 from phalanx.telemetry import row_bar
-from phalanx.train.batches.preferences import prepare_pairs
+from phalanx.train.batches.mixed import LearnedPart
+from phalanx.train.batches.preferences import PreferenceMeasure, prepare_pairs
 from phalanx.train.batches.reference import REFERENCE_FILE, ReferenceStore
-from phalanx.train.config import PipelineRun, RunConfig
+from phalanx.train.config import DomainRun, PipelineRun, RunConfig
 from phalanx.train.loop import Loader
 from phalanx.train.records.audit_trail import retire_key
 from phalanx.train.records.history import CONFIG_CHANGED, FELL_BACK, RunHistory
@@ -112,7 +114,9 @@ class SessionContext(Generic[RunT_co]):
     def prepare_corpus(self, source: ModelSource) -> Corpus | PairCorpus:
         """Prepare the text, or the pairs, of the run."""
         check_head(self.run, source)
-        return self.prepare_text(source) if self.run.data.preferences is None else self._prepare_pairs(source)
+        if self.run.data.preferences is None:
+            return self.prepare_text(source)
+        return self._prepare_pairs(source, self.run, REFERENCE_FILE)
 
     def prepare_text(self, source: ModelSource) -> Corpus:
         """Prepare the text of the run."""
@@ -128,15 +132,37 @@ class SessionContext(Generic[RunT_co]):
             self.figures.unigram_perplexity = unigram_perplexity(corpus)
         return corpus
 
-    def _prepare_pairs(self, source: ModelSource) -> PairCorpus:
+    def _prepare_pairs(self, source: ModelSource, run: RunConfig, file: str) -> PairCorpus:
         self.console.print("preparing pairs")
         with row_bar("reference", self.console) as show_progress:
-            store = ReferenceStore(self.home.path / REFERENCE_FILE, self.history.opened, show_progress)
-            pairs = prepare_pairs(self.run, self.home.cache_directory / "data", source, store, self.print_line)
+            store = ReferenceStore(self.home.path / file, self.history.opened, show_progress)
+            pairs = prepare_pairs(run, self.home.cache_directory / "data", source, store, self.print_line)
         check_vocabulary(pairs.vocab_size, source.vocab_size)
         num_held_out = pairs.num_validation_sequences
         self.print_line(f"data: {pairs.num_train_sequences} pairs to train on, {num_held_out} held out")
         return pairs
+
+    def prepare_further(self, source: ModelSource, corpus: Corpus) -> tuple[LearnedPart, ...]:
+        """Prepare what each of ``[[objectives]]`` learns from, by the tokenizer of the run's own text."""
+        run = self.run
+        if not isinstance(run, PipelineRun | DomainRun):
+            return ()
+        tokenizer = tokenizer_of_corpus(run.data.tokenizer, corpus)
+        parts = []
+        for further in run.objectives:
+            self.print_line(f'objectives: preparing "{further.name}"')
+            alone = run.run_of(further, tokenizer)
+            if alone.data.preferences is not None:
+                pairs = self._prepare_pairs(source, alone, f"reference-{further.name}.safetensors")
+                parts.append(LearnedPart(further.name, pairs, PreferenceMeasure(alone, source)))
+                continue
+            directory = self.home.cache_directory / "data"
+            text = prepare_corpus(alone.data, directory, run.train.seed, source.tokenizer_path, self._print_phase)
+            for remark in text.user_notes:
+                self.print_line(f"data: {remark}")
+            check_vocabulary(text.vocab_size, source.vocab_size)
+            parts.append(LearnedPart(further.name, text))
+        return tuple(parts)
 
     def validation_sets(self, source: ModelSource, corpus: Corpus | PairCorpus) -> Mapping[str, HeldOut]:
         """Prepare the further validation sets of the run."""

@@ -29,6 +29,7 @@ def check_adoption(run: RunConfig, past: PastRun) -> None:
             "or more"
         )
     pairs = [(name, getattr(run, name), getattr(past.config, name)) for name in _SAME_SECTIONS]
+    pairs += [("objectives", getattr(run, "objectives", ()), getattr(past.config, "objectives", ()))]
     pairs += [(f"train.{name}", getattr(run.train, name), getattr(past.config.train, name)) for name in _SAME_IN_TRAIN]
     for name, mine, theirs in pairs:
         if mine != theirs:

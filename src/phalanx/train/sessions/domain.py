@@ -40,7 +40,7 @@ from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import DomainRun, RankedRun
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
-from phalanx.train.engines.domain_engine import DomainEngine, GatheredPairs
+from phalanx.train.engines.domain_engine import DomainEngine, GatheredStages
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import DomainSaver
@@ -70,7 +70,7 @@ def recipe_of(run: RankedRun, parallel: ParallelConfig, source: ModelSource) -> 
         # masters are refused with the run file
         precision="bf16" if run.train.precision == "bf16_weights" else run.train.precision,
         adapter=run.model.sliced_adapter,
-        objective=run.train.objective,
+        objective=run.learned_objective,
         attends=attention_kind(run, source),
         neftune_alpha=run.train.neftune_alpha,
         privacy=run.privacy,
@@ -186,7 +186,7 @@ class DomainSetup:
         facts = {"layout": parallel.planned_layout.parallel_section(), "world": parallel.num_ranks, **unsafe}
         context.log_opening(recorder, opening.start, self.material.loader, facts)
         with contextlib.ExitStack() as stack:
-            engine = DomainEngine(stack.enter_context(self._lead_domain()), parallel.dp, self._gather_pairs())
+            engine = DomainEngine(stack.enter_context(self._lead_domain()), parallel.dp, self._gather_stages())
             if isinstance(self.material.loader, RolloutLoader):
                 self.material.loader.draw_from(lambda: dict(engine.named_parameters()))
             if opening.checkpoint is not None:
@@ -196,11 +196,12 @@ class DomainSetup:
             stack.callback(saver.close)
             yield RunningDomain(engine, saver, context.figures, opening)
 
-    def _gather_pairs(self) -> GatheredPairs | None:
+    def _gather_stages(self) -> GatheredStages | None:
         run, source = self._context.run, self.material.source
-        if run.data.preferences is None:
+        if run.data.preferences is None and not self.material.pairs:
             return None
-        return GatheredPairs(source, recipe_of(run, self._parallel, source), PreferenceMeasure(run, source))
+        judge = None if run.data.preferences is None else PreferenceMeasure(run, source)
+        return GatheredStages(source, recipe_of(run, self._parallel, source), judge)
 
     @contextlib.contextmanager
     def _lead_domain(self) -> Iterator[Controller]:

@@ -15,6 +15,7 @@ from phalanx.models import ModelSource
 from phalanx.telemetry import MetricsFile
 from phalanx.train.batches.evaluations import SuiteEvaluator
 from phalanx.train.batches.leak_meter import LeakMeter
+from phalanx.train.batches.mixed import LearnedPart
 from phalanx.train.batches.samples import TextSampler
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
@@ -36,6 +37,7 @@ class RunMaterial:
         vocabulary: Digest of the vocabulary; None where this process has no text.
         tokenizer: Tokenizer that the run directory keeps; None where a run exports no whole model.
         evaluator: Asks the model by suites; None where the run file has none.
+        pairs: Held-out pairs of further objectives, each with its own measure.
     """
 
     source: ModelSource
@@ -47,6 +49,7 @@ class RunMaterial:
     tokenizer: RunTokenizer | None = None
     evaluator: SuiteEvaluator | None = None
     leak_meter: LeakMeter | None = None
+    pairs: tuple[LearnedPart, ...] = ()
 
     @property
     def validation_sets(self) -> Mapping[str, HeldOut]:

@@ -3,18 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from phalanx.checkpoint import BestCheckpoint, Shard
 from phalanx.data import Batch, validation_batches
+from phalanx.data.batch import BatchPart
 from phalanx.data.config import HELD_OUT
 from phalanx.data.loader import HeldOut
 from phalanx.engine import NO_LIMITS, UNGUARDED, StepLimits, StepResult
 from phalanx.errors import FailedBatchError, SpikeError
-from phalanx.models import StageModule
 from phalanx.objectives import RolloutSettings
 from phalanx.pipeline import PipelineEngine
 from phalanx.policy import check_exposure, raise_breaches
@@ -22,9 +22,11 @@ from phalanx.telemetry import Histogram
 from phalanx.telemetry.histogram import HistogramOf
 from phalanx.train.batches.evaluations import SuiteEvaluator
 from phalanx.train.batches.leak_meter import LeakMeter
+from phalanx.train.batches.mixed import LearnedPart, describe_parts, losses_of_parts
+from phalanx.train.batches.preferences import PreferenceScores
 from phalanx.train.batches.rollouts import check_fresh
 from phalanx.train.batches.samples import TextSample, TextSampler
-from phalanx.train.batches.scores import Validation, ValidationResult
+from phalanx.train.batches.scores import StageJudge, Validation, ValidationResult
 from phalanx.train.batches.validation import measure_perplexities, summed_losses
 from phalanx.train.config import RunConfig
 from phalanx.train.records.device_use import DeviceUse
@@ -70,10 +72,6 @@ VALIDATION_BATCH = 8
 """Held-out rows at once."""
 
 
-StageJudge = Callable[[Iterable[StageModule], Sequence[Iterable[Batch]]], Sequence[Validation]]
-"""Measures stages, each of which is used once, on the held-out batches of each set."""
-
-
 OnValidation = Callable[[int, ValidationResult], None]
 """Is told of a validation after so many finished steps."""
 
@@ -86,12 +84,14 @@ class ValidationPlan:
         on_validation: Called once a step with a validation is recorded and saved; None where nobody asks.
         leak_meter: Measures a leak at its own interval; None where the run file has no ``[leak_meter]``.
         evaluator: Asks the model by suites at its own interval; None where the run file has no ``[evaluate]``.
+        pairs: Held-out pairs of further objectives, each with its own measure.
     """
 
     sets: Mapping[str, HeldOut]
     on_validation: OnValidation | None = None
     leak_meter: LeakMeter | None = None
     evaluator: SuiteEvaluator | None = None
+    pairs: tuple[LearnedPart, ...] = ()
 
 
 class TrainedModel(Protocol):
@@ -105,6 +105,18 @@ class TrainedModel(Protocol):
 
     def settle_steps(self) -> None:
         """Wait until nothing of a finished step is under way."""
+
+
+@runtime_checkable
+class StagedModel(TrainedModel, Protocol):
+    """A model of which this process can have each stage, and the loss of each microbatch."""
+
+    @property
+    def microbatch_losses(self) -> Sequence[float]:
+        """Summed losses of the microbatches of the last step, in the order of the rows."""
+
+    def judge_stages(self, judge: StageJudge, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
+        """Measure the model on each set by a measure of stages."""
 
 
 class StagesInTurn:
@@ -128,7 +140,16 @@ class StagesInTurn:
             The weights are those that holder and shadow have signed after the last verified step, and the owner alone
             computes with them: no figure is another party's claim.
         """
-        return self._judge((copy.module for copy in self._engine.fetch_stages("weights")), sets)
+        return self.judge_stages(self._judge, sets)
+
+    @property
+    def microbatch_losses(self) -> Sequence[float]:
+        """Summed losses of the microbatches of the last step."""
+        return self._engine.microbatch_losses
+
+    def judge_stages(self, judge: StageJudge, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
+        """As `measure_sets`, by another measure."""
+        return judge((copy.module for copy in self._engine.fetch_stages("weights")), sets)
 
     def measure_rows(self, rows: Sequence[Batch]) -> list[float]:
         """Sum of nats of each row, as `measure_sets` measures."""
@@ -167,7 +188,8 @@ class RunHooks:
         self._on_validation = validations.on_validation
         self._unreported_validation: ValidationResult | None = None
         self._trained = trained
-        self._sets = validations.sets
+        self._sets, self._pairs = validations.sets, validations.pairs
+        self._parts: tuple[BatchPart, ...] = ()
         self._recorder = recorder
         self._saver = saver
         self._figures = figures
@@ -198,7 +220,7 @@ class RunHooks:
         if self._stability is not None:
             self._drawn[step] += 1
             self._stability.begin_batch()
-        self._recorder.figures = batch.figures
+        self._recorder.figures, self._parts = batch.figures, batch.parts
 
     def make_limits(self, step: int) -> StepLimits:
         """What a step is measured by before it is applied."""
@@ -285,6 +307,9 @@ class RunHooks:
         self._recorder.figures = {**self._recorder.figures, **self._use.usage_figures(tokens / wall_s)}
         if self._leak_meter is not None and self._leak_meter.is_due(result.step + 1, self._run.train.steps):
             self._recorder.figures = {**self._recorder.figures, **self._measure_leak(self._leak_meter, result.step)}
+        if self._parts and isinstance(self._trained, StagedModel):
+            losses = losses_of_parts(self._parts, self._trained.microbatch_losses)
+            self._recorder.objectives = describe_parts(self._parts, losses)
         judge, step = self._stability, result.step
         # read before the step counts, as it was for the engine
         lr = lr if judge is None else lr * judge.make_limits(step).rate_factor
@@ -383,7 +408,11 @@ class RunHooks:
         batches = [validation_batches(corpus, VALIDATION_BATCH) for corpus in self._sets.values()]
         scores = dict(zip(self._sets, self._trained.measure_sets(batches), strict=True))
         held_out = scores.pop(HELD_OUT, None)
-        named = {name: value for name, value in scores.items() if isinstance(value, float)}
+        named = {name: value for name, value in scores.items() if isinstance(value, float | PreferenceScores)}
+        for part in self._pairs:
+            if part.judge is not None and isinstance(self._trained, StagedModel):
+                (value,) = self._trained.judge_stages(part.judge, [validation_batches(part.corpus, VALIDATION_BATCH)])
+                named |= {part.name: value} if isinstance(value, PreferenceScores) else {}
         # other engines are refused `train.samples` by the run file
         samples = self._trained.sample_texts() if isinstance(self._trained, StagesInTurn) else ()
         result = ValidationResult(held_out, named, samples, self._take_histograms(num_steps))

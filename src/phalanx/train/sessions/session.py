@@ -46,6 +46,7 @@ from phalanx.train.records.stability import ReturnError
 from phalanx.train.records.summary import Figures, has_guard, summarise_run
 from phalanx.train.records.trust import describe_trust
 from phalanx.train.records.unstarted import is_unstarted
+from phalanx.train.runs.mixed import MixedBase
 from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
 from phalanx.train.sessions.context import SessionContext, StartingPoint
 from phalanx.train.sessions.factory import EngineFactory, EngineStart, RunningEngine
@@ -224,7 +225,7 @@ class Session:
             if isinstance(material.loader, RolloutLoader):
                 trained = RewardedModel(trained, material.loader)
             validations = ValidationPlan(
-                material.validation_sets, self._on_validation, material.leak_meter, material.evaluator
+                material.validation_sets, self._on_validation, material.leak_meter, material.evaluator, material.pairs
             )
             hooks = RunHooks(run, trained, validations, recorder, running.saver, figures)
             hooks.load_steps(_applied_steps(metrics))
@@ -287,7 +288,8 @@ def rate_schedule(optimizer: OptimizerConfig, total_steps: int) -> Callable[[int
 
 def clear_tokens_note(run: RunConfig, run_dir: Path) -> str | None:
     """Say that what an encrypted run reads stands in its cache in the clear; None where nothing does."""
-    if not run.checkpoint.encrypt or (run.data.dataset is not None and not run.data.validation):
+    further = isinstance(run, MixedBase) and run.objectives
+    if not run.checkpoint.encrypt or (run.data.dataset is not None and not run.data.validation and not further):
         return None
     return (
         f"checkpoint.encrypt does not cover the tokens of the sources, which are in {cache_beside(run_dir)} in the "

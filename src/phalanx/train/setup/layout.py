@@ -129,7 +129,7 @@ def make_plan(run: StagedRun, source: ModelSource) -> StepPlan:
         adapter=without_path(run.model.sliced_adapter),
         optimizer=run.optimizer,
         guard=run.guard,
-        objective=run.train.objective,
+        objective=run.learned_objective,
         document_attention=attends_in_documents(run, source),
         neftune_alpha=run.train.neftune_alpha,
         attention_kind=attention_of(run, source),

@@ -26,6 +26,7 @@ from phalanx.objectives import objective_of
 from phalanx.planner.model.optimizers import OPTIMIZERS
 from phalanx.telemetry.sinks import check_sinks
 from phalanx.train.config import FederatedPipelineRun, FederatedRun, PipelineRun, RankedRun, RunConfig, SplitRun
+from phalanx.train.runs.mixed import FurtherData, MixedBase
 
 _POSITIONS, _LAYERS = ("max_position_embeddings", "n_positions"), ("num_hidden_layers", "n_layer")
 _EMBEDDINGS = ("vocab_size",)
@@ -52,6 +53,8 @@ def check_inputs(run: RunConfig) -> None:
     _check_sizes(run)
     _check_tokenizer(run)
     _check_data(run.data)
+    for where, data in _all_data(run)[1:]:
+        _check_sources(data.sources, f"{where}.sources")
     _check_small_text(run)
     _check_held_out(run)
 
@@ -59,12 +62,23 @@ def check_inputs(run: RunConfig) -> None:
 def text_warnings(run: RunConfig) -> list[str]:
     """Return a warning for each source of a run that reads conversations as text, or text beside its folder."""
     warnings = chats_read_as_text(run.data.sources, "data.sources") + links_out_of(run.data.sources, "data.sources")
-    for key in ("conversations", "preferences"):
-        section = getattr(run.data, key)
-        warnings += links_out_of(section.sources if section else (), f"data.{key}.sources")
+    for where, data in _all_data(run):
+        for key in ("conversations", "preferences"):
+            section = getattr(data, key)
+            warnings += links_out_of(section.sources if section else (), f"{where}.{key}.sources")
+    for where, data in _all_data(run)[1:]:
+        warnings += chats_read_as_text(data.sources, f"{where}.sources") + links_out_of(
+            data.sources, f"{where}.sources"
+        )
     for one in run.data.validation:
         warnings += chats_read_as_text(one.sources, f'data.validation "{one.name}"')
     return warnings
+
+
+def _all_data(run: RunConfig) -> list[tuple[str, DataConfig | FurtherData]]:
+    """Return ``[data]`` and that of each of ``[[objectives]]``, with their names in the run file."""
+    further = run.objectives if isinstance(run, MixedBase) else ()
+    return [("data", run.data), *((f"objectives.{number}.data", one.data) for number, one in enumerate(further))]
 
 
 def _check_sizes(run: RunConfig) -> None:

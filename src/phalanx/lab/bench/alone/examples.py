@@ -4,6 +4,7 @@
 
 - `sft`, `dpo`, `dpo_harmless`, `reward_harmless` (with ``--held-out PAIRS``, as the run prints at its beginning):
   losses and held-out figures. In a run of `dpo` a liar is evicted on the way.
+- `mixed`: the curve of each objective, and the held-out figures of each.
 - `qlora`: also the memory of a training step of the whole model, in a process for each arm, beside LoRA's.
 - `grpo`, `ppo`: mean reward of the texts of a step, and of the likeliest texts to held-out prompts.
 - `bert`, `t5` (with ``--model DIR`` from `phalanx checkpoint export RUN_DIR DIR`): perplexity on words, beside unigrams
@@ -39,7 +40,7 @@ from phalanx.train import RunConfig, load_run
 from phalanx.train.batches.rewriting import rewrite_held_out, rewriting_of
 
 Figures = dict[str, Any]
-Example = Literal["bert", "dpo", "dpo_harmless", "grpo", "ppo", "qlora", "reward_harmless", "sft", "t5"]
+Example = Literal["bert", "dpo", "dpo_harmless", "grpo", "mixed", "ppo", "qlora", "reward_harmless", "sft", "t5"]
 QLORA_ARMS = {"lora": None, "lora_bf16": None, "int8": "int8", "nf4": "nf4"}
 """Storage of the frozen matrices; None: float32, or bf16 with float32 masters of the adapter."""
 _STEPS, _TOKENS, _BATCHES = 2, (2, 96), 300
@@ -100,6 +101,25 @@ def read_dpo(run: FinishedRun) -> Figures:
     return figures | {
         "pairs_held_out": pairs,
         "interval": share_with_interval(round(held_out[-1]["accuracy"] * pairs), pairs),
+    }
+
+
+def read_mixed(run: FinishedRun) -> Figures:
+    """Several objectives at once, on a growing amount of the first one's data."""
+    first = run.lines[0]["objectives"]
+    parts = [line["objectives"] for line in run.lines]
+    sizes = ("weight", "rows", "tokens")
+    held_out = [
+        {"step": line["step"] + 1, "main": {"perplexity": line["validation_perplexity"]}, **line["validation_sets"]}
+        for line in run.lines
+        if "validation_sets" in line
+    ]
+    return {
+        **run.select("audits", "attacks_injected", "detections", "evicted"),
+        "objectives": {name: {key: part[key] for key in sizes} for name, part in first.items()},
+        "curves": {name: [part[name]["loss"] for part in parts] for name in first},
+        "held_out": held_out,
+        "loss": run.losses(),
     }
 
 
@@ -223,6 +243,7 @@ EXAMPLES: dict[Example, Callable[[FinishedRun], Figures]] = {
     "dpo": read_dpo,
     "dpo_harmless": read_dpo,
     "grpo": read_rollouts,
+    "mixed": read_mixed,
     "ppo": read_rollouts,
     "qlora": read_qlora,
     "reward_harmless": read_reward,
