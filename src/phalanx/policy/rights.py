@@ -54,7 +54,7 @@ COMMANDS: dict[str, Right] = {
     **dict.fromkeys(("join", "client", "site", "worker", "masked-worker", "rollout-worker", "stage-worker"), _MAKERS),
     **dict.fromkeys(("report", "watch", "runs", "compare", "generate", "detect"), _WATCHERS),
     **dict.fromkeys(("eval", "redteam"), _MEASURERS),
-    **dict.fromkeys(("serve", "export", "checkpoint export"), _RELEASERS),
+    **dict.fromkeys(("serve", "export", "checkpoint export", "unlearn"), _RELEASERS),
     **dict.fromkeys(("gateway", "deploy"), _OPERATORS),
     "erase": Right(("owner", "data_steward"), "decryption"),
     "passport": Right(("owner", "releaser", "auditor")),
