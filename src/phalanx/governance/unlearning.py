@@ -278,9 +278,8 @@ class Unlearning:
             if model.has_encoder:
                 raise ModelError(f"{self.past.path}: the model has an encoder; unlearning is for decoders alone")
             length = min(model.context_length, self.past.config.data.sequence_length)
-            # of the run's own choice: who unlearns must not choose how hard it is tested
-            test = RelearningPlan(self.past.config.optimizer.lr / 3, length)
-            result = unlearn_text(model.module, self._choose_texts(plan), plan, test, tell)
+            test = self.make_test(length)
+            result = unlearn_text(model.module, self.choose_texts(plan), plan, test, tell)
             with spare_directory(out) as spare:
                 self._write_model(model.module, source, spare)
                 record = self._make_record(result, plan, test, step)
@@ -290,7 +289,11 @@ class Unlearning:
                 publish_model(spare, out)
         return result
 
-    def _choose_texts(self, plan: UnlearningPlan) -> UnlearningTexts:
+    def make_test(self, length: int) -> RelearningPlan:
+        """Return the relearning test of the run; whoever unlearns must not choose how hard it is."""
+        return RelearningPlan(self.past.config.optimizer.lr / 3, length)
+
+    def choose_texts(self, plan: UnlearningPlan) -> UnlearningTexts:
         """Draw retained documents by the seed, and take the unseen ones whose lengths are nearest to the document's."""
         chance = np.random.default_rng(plan.seed)
         forgotten = self._read_place(self._place)

@@ -69,8 +69,9 @@ def _result_rows(result: "UnlearningResult") -> dict[str, Any]:
     facts = result.to_json()
     (before, after), relearning = result.scores, result.relearning
     comebacks = {"unlearned": relearning.forgotten, "before": relearning.before}
+    reach = "now" if result.has_reached else "NOT"
     rows: dict[str, Any] = {
-        "updates": f"{result.steps}; the document is {'' if result.has_reached else 'NOT '}as unlikely as texts never seen",
+        "updates": f"{result.steps}; the document is {reach} as unlikely as texts never seen",
         "loss on the document": f"{before.loss:.3f} before, {after.loss:.3f} after",
     }
     for title, group in {"on retained texts": "retained", "on texts never seen": "never_seen"}.items():
