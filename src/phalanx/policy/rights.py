@@ -67,7 +67,7 @@ COMMANDS: dict[str, Right] = {
     **dict.fromkeys(("audit verify", "audit explain", "audit reads", "checkpoint verify"), _AUDITORS),
     **dict.fromkeys(("checkpoint new-key", "data new-key", "mark new-keys"), _STEWARDS),
     **dict.fromkeys(("checkpoint rotate", "data rotate", "mark new-epoch"), Right(_STEWARDS.roles, "key_rotation")),
-    **dict.fromkeys(("data build", "data import", "data copy", "data verbatim-index"), _STEWARDS),
+    **dict.fromkeys(("data build", "data import", "data copy", "data verbatim-index", "data classifier"), _STEWARDS),
     **dict.fromkeys(("data inspect", "data sample", "data where", "data diff", "data export"), _OPENERS),
     **dict.fromkeys(("data verify", "data report"), Right(("owner", "data_steward", "trainer", "auditor"))),
     **dict.fromkeys(("tokenizer train", "tokenizer check", "tokenizer compare"), Right(("data_steward", "trainer"))),
