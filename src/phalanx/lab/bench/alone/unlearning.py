@@ -3,7 +3,7 @@
 ``python -m phalanx.lab.bench.alone.unlearning OUT [--documents 400] [--copies 12] [--steps 700] [--seeds 3]``
 
 Documents are entries of CPython's library, a few names with the first sentences of their docstrings each. One of them
-stands in the text several times, as what leaks is often what was copied. A small GPT-2 is trained on them by
+stands in the text several times, as what leaks is often what was copied. A GPT-2 of three layers is trained on them by
 `phalanx.train`; then the document is unlearned as ``phalanx unlearn`` does it, and erased as ``phalanx erase`` does.
 """
 
@@ -133,7 +133,7 @@ def _make_run(home: Path, steps: int, seed: int) -> PipelineRun:
                 "vocab_size": _VOCAB_SIZE,
                 "n_positions": _LENGTH,
                 "n_embd": 64,
-                "n_layer": 2,
+                "n_layer": 3,
                 "n_head": 4,
                 "resid_pdrop": 0.0,
                 "embd_pdrop": 0.0,
