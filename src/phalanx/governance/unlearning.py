@@ -10,6 +10,7 @@ seen, are pushed no further, since a text that is unlikelier than any other stan
 import copy
 import importlib.metadata
 import itertools
+import json
 import math
 import shutil
 import tempfile
@@ -20,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from phalanx.checkpoint import manifest_digest, step_directory
@@ -45,7 +45,7 @@ from phalanx.governance.relearning import (
 )
 from phalanx.governance.release import require_release
 from phalanx.governance.statements import sign_by_ed25519
-from phalanx.models.directory import publish_model, refuse_existing, spare_directory
+from phalanx.models.directory import publish_model, read_config, refuse_existing, spare_directory
 from phalanx.security.crypto import Identity
 from phalanx.serve import TextModel
 from phalanx.train import PastRun, export_run
@@ -54,7 +54,6 @@ from phalanx.verifier.statement import EXPORT_PREDICATE, hash_file
 
 STATE = "approximately unlearned, not erased"
 RECORD_FILE = "unlearning.json"
-_WEIGHTS = "model.safetensors"
 _BATCH = 8
 _README = f"""This model was {STATE}.
 
@@ -355,15 +354,15 @@ class Unlearning:
 
     @staticmethod
     def _write_model(module: Any, source: Path, target: Path) -> None:
-        """Write the weights, with the state in their metadata, and the other files of the export."""
+        """Write the weights and the other files of the export; config.json names the state, and so does a copy of it."""
         shutil.copytree(source, target, dirs_exist_ok=True)
         module.save_pretrained(target, max_shard_size="1000GB")
-        tensors = load_file(target / _WEIGHTS)
-        save_file(tensors, target / _WEIGHTS, {"format": "pt", "state": STATE})
         # transformers writes these in a form of its own
         for name in ("config.json", "generation_config.json"):
             if (source / name).is_file():
                 shutil.copyfile(source / name, target / name)
+        config = {**read_config(target), "unlearning": STATE}
+        (target / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def _sign_statement(self, target: Path, source: Path, step: int, plan: UnlearningPlan, signer: Identity) -> bytes:
         """Return a statement in the form of an export's, which says what the files are and what they were made from."""

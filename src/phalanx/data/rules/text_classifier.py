@@ -144,16 +144,18 @@ class TextClassifier:
                 metadata = file.metadata() or {}
                 weights, bias = file.get_tensor("weights"), file.get_tensor("bias")
             facts = json.loads(metadata["facts"])
-        except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as exc:
+            is_known = facts.pop("format") == _FORMAT
+        except (OSError, SafetensorError, KeyError, ValueError, AttributeError, RecursionError) as exc:
             raise DataError(f"{path}: is no classifier of phalanx data classifier ({exc})") from exc
-        is_known = metadata.get("format") == _FORMAT and weights.shape == (1 << _BITS,) and bias.shape == (1,)
+        is_known = is_known and weights.shape == (1 << _BITS,) and bias.shape == (1,)
         if not is_known or weights.dtype != np.float32 or not np.isfinite(weights).all() or not np.isfinite(bias).all():
             raise DataError(f"{path}: is no classifier of this format, or has weights that are no numbers")
         return cls(weights, float(bias[0]), facts)
 
     def write_file(self, path: Path) -> None:
         """Write it as safetensors, which hold numbers alone."""
-        metadata = {"format": _FORMAT, "facts": json.dumps(self.facts, sort_keys=True)}
+        # two keys would have one of two orders
+        metadata = {"facts": json.dumps({"format": _FORMAT, **self.facts}, sort_keys=True)}
         save_file({"weights": self._weights, "bias": np.array([self._bias], np.float32)}, path, metadata)
 
     def score_page(self, page: Page) -> float:
