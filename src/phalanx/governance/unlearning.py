@@ -354,7 +354,7 @@ class Unlearning:
 
     @staticmethod
     def _write_model(module: Any, source: Path, target: Path) -> None:
-        """Write the weights and the other files of the export; config.json names the state, and so does a copy of it."""
+        """Write the weights and the other files of the export; config.json names the state."""
         shutil.copytree(source, target, dirs_exist_ok=True)
         module.save_pretrained(target, max_shard_size="1000GB")
         # transformers writes these in a form of its own
