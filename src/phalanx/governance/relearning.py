@@ -28,7 +28,7 @@ class TextScore:
     """What a model says of a text.
 
     Attributes:
-        loss: Mean in nats a token.
+        loss: Mean over its tokens, in nats.
         likeliest: Share of the tokens that are the model's own first choice; at 1 it writes the text word for word.
     """
 
@@ -45,9 +45,7 @@ class RelearningPlan:
     """How the test is made.
 
     Attributes:
-        rate: Learning rate of AdamW.
-        length: Tokens of a row.
-        steps: Updates on the first half.
+        length: Tokens of a row, at most the model's window.
     """
 
     rate: float

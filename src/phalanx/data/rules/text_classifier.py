@@ -103,7 +103,7 @@ class ErrorRates:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class ClassifierMeasure:
     """The measure of a classifier.
 
     Attributes:
@@ -180,7 +180,7 @@ def find_buckets(page: Page) -> Buckets:
     return np.unique(np.concatenate(mixed)).astype(np.int64)
 
 
-def train_classifier(positive: Iterable[str], negative: Iterable[str]) -> tuple[TextClassifier, HeldOut]:
+def train_classifier(positive: Iterable[str], negative: Iterable[str]) -> tuple[TextClassifier, ClassifierMeasure]:
     """Train on four fifths of the texts, and measure on the rest; equal texts are never on both sides.
 
     Raises:
@@ -202,7 +202,9 @@ def train_classifier(positive: Iterable[str], negative: Iterable[str]) -> tuple[
     return TextClassifier(weights, bias, {"trained_on": trained, "held_out": measure.to_json()}), measure
 
 
-def measure_classifier(classifier: TextClassifier, positive: Sequence[str], negative: Sequence[str]) -> HeldOut:
+def measure_classifier(
+    classifier: TextClassifier, positive: Sequence[str], negative: Sequence[str]
+) -> ClassifierMeasure:
     """Measure a classifier on texts that it was not trained on."""
     marked, others = ([classifier.score_text(text) for text in texts] for texts in (positive, negative))
     area = area_under_curve(marked, others)
@@ -211,7 +213,9 @@ def measure_classifier(classifier: TextClassifier, positive: Sequence[str], nega
         missed, alarms = sum(score < threshold for score in marked), sum(score >= threshold for score in others)
         shares = missed / len(marked), wilson_interval(missed, len(marked))
         rates.append(ErrorRates(threshold, *shares, alarms / len(others), wilson_interval(alarms, len(others))))
-    return HeldOut(len(marked), len(others), area, area_interval(area, len(marked), len(others)), tuple(rates))
+    return ClassifierMeasure(
+        len(marked), len(others), area, area_interval(area, len(marked), len(others)), tuple(rates)
+    )
 
 
 def _fit_weights(positive: Sequence[str], negative: Sequence[str]) -> tuple[Weights, float]:

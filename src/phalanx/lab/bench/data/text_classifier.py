@@ -1,6 +1,6 @@
 """The learned scores of texts: errors of the harm score, and models trained on texts of high and low quality scores.
 
-``python -m phalanx.lab.bench.alone.text_classifier OUT [--steps 450] [--seeds 3]``, with the data files of the tasks.
+``python -m phalanx.lab.bench.data.text_classifier OUT [--steps 450] [--seeds 3]``, with the data files of the tasks.
 
 **Harm**: trained on four fifths of the first requests in `hh_harmless`, which people wrote to draw harmful answers,
 against questions about medicine and encyclopedia paragraphs; measured on the other fifth, and on the 80 prompts of the
@@ -27,7 +27,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from phalanx.data import BpeConfig
 from phalanx.data.rules.bad_words import OWN_WORDS
 from phalanx.data.rules.text_classifier import (
-    HeldOut,
+    ClassifierMeasure,
     TextClassifier,
     is_held_out,
     measure_classifier,
@@ -39,8 +39,8 @@ from phalanx.data.tokenizers.training import train_bpe
 from phalanx.evaluate import suites
 from phalanx.evaluate.intervals import paired_test
 from phalanx.governance.relearning import score_text
+from phalanx.lab.bench.measure.clean_documents import paragraphs
 from phalanx.lab.bench.measure.harness import print_progress, run_program
-from phalanx.lab.bench.serving.documents import paragraphs
 from phalanx.redteam.fitting import FittingPlan, fit_rows
 from phalanx.security.privacy.leakage import wilson_interval
 
@@ -79,7 +79,7 @@ def _read_records(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def _harm_row(texts: str, measure: HeldOut) -> dict[str, Any]:
+def _harm_row(texts: str, measure: ClassifierMeasure) -> dict[str, Any]:
     middle = next(rate for rate in measure.rates if rate.threshold == 0.5)
     return {
         "part": "harm",

@@ -1,6 +1,6 @@
 """One document, unlearned and erased: what the relearning test finds in each model.
 
-``python -m phalanx.lab.bench.alone.unlearning OUT [--documents 400] [--copies 12] [--steps 700] [--seeds 3]``
+``python -m phalanx.lab.bench.posttrain.unlearning OUT [--documents 400] [--copies 12] [--steps 700] [--seeds 3]``
 
 Documents are entries of CPython's library, a few names with the first sentences of their docstrings each. One of them
 stands in the text several times, as what leaks is often what was copied. A GPT-2 of three layers is trained on them by
@@ -10,6 +10,7 @@ stands in the text several times, as what leaks is often what was copied. A GPT-
 import io
 import json
 import random
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,10 +24,10 @@ from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.run import build_recipe
 from phalanx.data.phases import DatasetConfig
 from phalanx.data.shards import default_signing_key, document_digest, load_signer
+from phalanx.data.sources import PythonDocstringsConfig, open_source
 from phalanx.governance.erasure import Erasure
 from phalanx.governance.relearning import RelearningFinding, RelearningPlan, TextScore, judge_relearning, score_text
 from phalanx.governance.unlearning import Unlearning, UnlearningPlan, UnlearningTexts
-from phalanx.lab.bench.alone.poisoned_build import read_instructions
 from phalanx.lab.bench.measure.harness import print_progress, run_program
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
@@ -34,6 +35,7 @@ from phalanx.pipeline import PipelineConfig
 from phalanx.serve import TextModel
 from phalanx.train import PastRun, PipelineRun, TrainConfig, export_run, train
 
+_ENTRY = re.compile(r"(?m)^([a-z_]\w*(?:\.\w+)+)\n([A-Z][^\n]{15,90}\.)(?:\n|$)")
 _VOCAB_SIZE, _LENGTH, _BATCH, _ENTRIES = 1024, 128, 16, 4
 
 
@@ -104,9 +106,9 @@ def _mean(values: Sequence[float]) -> float:
 
 def _build_dataset(home: Path, documents: int, copies: int, seed: int) -> str:
     """Build the dataset; return the digest of the document that is in it several times."""
-    records = read_instructions()
-    random.Random(seed).shuffle(records)  # noqa: S311
-    lines = [f"{name}: {answer}" for name, answer in records]
+    matches = [_ENTRY.findall(document.text) for document in open_source(PythonDocstringsConfig()).documents()]
+    lines = sorted({f"{name}: {sentence}" for entries in matches for name, sentence in entries})
+    random.Random(seed).shuffle(lines)  # noqa: S311
     texts = ["\n".join(lines[start : start + _ENTRIES]) for start in range(0, documents * _ENTRIES, _ENTRIES)]
     recipe = DataRecipe.model_validate(
         {
