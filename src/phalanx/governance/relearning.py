@@ -192,7 +192,7 @@ def measure_comeback(module: Any, tokens: Tokens, plan: RelearningPlan) -> Comeb
         batch = [rows[number % len(rows)] for number in range(8 * step, 8 * step + min(8, len(rows)))]
         losses, mask = token_losses(learner, batch)
         optimizer.zero_grad()
-        losses[mask].mean().backward()
+        torch.autograd.backward(losses[mask].mean())
         torch.nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
         optimizer.step()
         scores.append(score_text(learner, tokens, plan.length, half))

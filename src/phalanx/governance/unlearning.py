@@ -102,7 +102,6 @@ class UnlearningResult:
     """What unlearning has changed.
 
     Attributes:
-        steps: Updates that were made.
         has_reached: Whether each row of the document came to the loss of texts never seen.
         scores: Scores of the document, before and after.
         retained: Losses of each retained text that is measured, before and after.
@@ -188,9 +187,14 @@ def unlearn_text(
         before=original,
         tell=lambda done, of: tell(total - of + done, total),
     )
-    has_reached = after[0].loss >= target
-    pairs = [(first, second) for first, second in zip(before, after, strict=True)]
-    return UnlearningResult(steps, has_reached, *pairs, relearning)
+    return UnlearningResult(
+        steps=steps,
+        has_reached=after[0].loss >= target,
+        scores=(before[0], after[0]),
+        retained=(before[1], after[1]),
+        never_seen=(before[2], after[2]),
+        relearning=relearning,
+    )
 
 
 def _measure_losses(
@@ -220,7 +224,7 @@ def _descend(module: Any, texts: UnlearningTexts, length: int, plan: UnlearningP
         drawn = torch.randperm(len(anchors), generator=order)[:_BATCH].tolist()
         anchor_losses, anchor_mask = token_losses(module, [anchors[number] for number in drawn])
         optimizer.zero_grad()
-        (bounded_ascent(losses, mask, chance, target) + anchor_losses[anchor_mask].mean()).backward()
+        torch.autograd.backward(bounded_ascent(losses, mask, chance, target) + anchor_losses[anchor_mask].mean())
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         waiting = waiting[_BATCH:]

@@ -232,7 +232,7 @@ def _fit_weights(positive: Sequence[str], negative: Sequence[str]) -> tuple[Weig
     for _ in range(_ROUNDS):
         scores = np.bincount(owners, point[places] * values, len(rows)) + point[-1]
         errors = (_sigmoid(scores) - labels) * shares
-        gradient = np.bincount(places, errors[owners] * values, len(point))
+        gradient: NDArray[np.float64] = np.bincount(places, errors[owners] * values, len(point)).astype(np.float64)
         gradient[-1] = errors.sum()
         gradient[:-1] += _DECAY * point[:-1]
         current = point - step * gradient

@@ -203,7 +203,7 @@ def _take_tokens(texts: Sequence[tuple[int, ...]], budget: int) -> list[tuple[in
 
 def _train_model(tokens: Sequence[int], vocab_size: int, steps: int, seed: int) -> Any:
     torch.manual_seed(seed)
-    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+    sizes: dict[str, float] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
     sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, n_positions=_LENGTH, **sizes))
     rows = [tokens[start : start + _LENGTH] for start in range(0, len(tokens) - _LENGTH, _LENGTH)]
