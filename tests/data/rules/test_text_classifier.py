@@ -12,6 +12,9 @@ from pydantic import TypeAdapter
 from safetensors.numpy import load_file, save_file
 
 from phalanx.cli.outcome import run_command
+from phalanx.data.build.passes import make_steps, pass_settings, plan_passes
+from phalanx.data.build.recipe import load_recipe
+from phalanx.data.build.run import build_recipe
 from phalanx.data.rules import RULES, Drop, Page, RuleReason, Tag, make_rule
 from phalanx.data.rules.text_classifier import (
     TextClassifier,
@@ -20,6 +23,7 @@ from phalanx.data.rules.text_classifier import (
     measure_classifier,
     train_classifier,
 )
+from phalanx.data.shards import open_dataset
 from phalanx.data.sources import Document
 from phalanx.errors import DataError
 
@@ -164,3 +168,42 @@ def test_recipes_take_the_rules_by_name(model: Path) -> None:
     for kind, limit in (("quality", "min_score"), ("harm", "max_score")):
         config = TypeAdapter(RULES[kind].config).validate_python({"kind": kind, "model": model, limit: 0.5})
         assert config.kind == kind
+
+
+def test_a_build_drops_what_scores_low_and_is_another_build_with_another_model(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    texts = [text for pair in zip(make_texts(CALM, 20, 5), make_texts(LOUD, 20, 6), strict=True) for text in pair]
+    (tmp_path / "texts" / "all.txt").write_text("\n\n".join(texts))
+    (tmp_path / "model.safetensors").write_bytes(model.read_bytes())
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f"""tokenizer = {{ kind = "bpe", vocab_size = 270 }}
+[[sources]]
+kind = "text"
+path = "{tmp_path}/texts"
+delimiter = "\\n\\n"
+[[steps]]
+kind = "quality"
+model = "{tmp_path}/model.safetensors"
+min_score = 0.5
+[output]
+validation_share = 0.0
+signer = "{tmp_path}/key"
+"""
+    )
+
+    def read_settings() -> list[Any]:
+        loaded = load_recipe(recipe, ())
+        return [pass_settings(loaded, step) for step in plan_passes(make_steps(loaded))]
+
+    before = read_settings()
+
+    build_recipe(load_recipe(recipe, ()), tmp_path / "out")
+
+    kept = [entry.fields["quality"] for entry in open_dataset(tmp_path / "out").document_entries("text", "train")]
+    expected = [score for text in texts if (score := round(TextClassifier.from_file(model).score_text(text), 6)) >= 0.5]
+    assert sorted(kept) == sorted(expected)
+    assert 15 < len(kept) < 25
+    other, _ = train_classifier(make_texts(CALM, 100, 8), make_texts(LOUD, 100, 9))
+    other.write_file(tmp_path / "model.safetensors")
+    assert read_settings() != before
