@@ -23,6 +23,7 @@ from phalanx.cli.governance.policy import policy_app
 from phalanx.cli.governance.publish import PUBLISH_EPILOG, publish
 from phalanx.cli.governance.reverify import REVERIFY_EPILOG, reverify
 from phalanx.cli.governance.roles import roles_app
+from phalanx.cli.governance.unlearn import UNLEARN_EPILOG, unlearn
 from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
@@ -127,6 +128,7 @@ app.command(
 app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx gateway gateway.toml --check")(gateway)
 app.command(epilog=DEPLOY_EPILOG)(deploy)
 app.command(epilog=ERASE_EPILOG)(erase)
+app.command(epilog=UNLEARN_EPILOG)(unlearn)
 app.command(epilog=PASSPORT_EPILOG)(passport)
 app.command(epilog=FORMS_EPILOG)(forms)
 app.command(epilog=VERIFY_EPILOG)(verify)

@@ -82,9 +82,9 @@ class Erasure:
 
     def __init__(self, past: PastRun, document: str) -> None:
         self.past = past
-        self.dataset, self._key = _open_data(past)
+        self.dataset, self._key = open_trained_data(past)
         self.digest = find_document(self.dataset, document).digest
-        self._places = _find_places(self.dataset, self.digest)
+        self._places = find_places(self.dataset, self.digest)
         if not self._places:
             raise DataError(f"{self.dataset.directory}: has no document {self.digest}; nothing is to be erased")
         self._lineage = trace_document(past, self._places)
@@ -202,19 +202,24 @@ def open_shards(pasts: Sequence[PastRun], document: str) -> list[Erasure]:
         DataError: None has it.
         ConfigError: A run is of a kind that cannot be replayed, or the document is given by a name.
     """
-    datasets = [_open_data(past)[0] for past in pasts]
+    datasets = [open_trained_data(past)[0] for past in pasts]
     named = [find_document(dataset, document) for dataset in datasets]
     if any(one.named_by == "name" for one in named):
         raise ConfigError(f"{document!r:.200}: is a name of one data set; for several runs give its digest or its text")
     holders = [
-        past for past, dataset, one in zip(pasts, datasets, named, strict=True) if _find_places(dataset, one.digest)
+        past for past, dataset, one in zip(pasts, datasets, named, strict=True) if find_places(dataset, one.digest)
     ]
     if not holders:
         raise DataError(f"{document:.200}: is in the data of none of these runs; nothing is to be erased")
     return [Erasure(past, document) for past in holders]
 
 
-def _open_data(past: PastRun) -> tuple[Dataset, SealKey | None]:
+def open_trained_data(past: PastRun) -> tuple[Dataset, SealKey | None]:
+    """Open the data set of a run that can be replayed, with the key that it is encrypted with.
+
+    Raises:
+        ConfigError: The run is of another kind, or was not trained from a data set.
+    """
     run = past.config
     if not isinstance(run, PipelineRun | DomainRun) or run.data.dataset is None:
         raise ConfigError(f"{past.path}: erasure replays pipeline and domain runs that were trained from a data set")
@@ -223,5 +228,6 @@ def _open_data(past: PastRun) -> tuple[Dataset, SealKey | None]:
     return open_dataset(path, named.signer, key), key
 
 
-def _find_places(dataset: Dataset, digest: str) -> tuple[DocumentPlace, ...]:
+def find_places(dataset: Dataset, digest: str) -> tuple[DocumentPlace, ...]:
+    """Return the places of a document in a data set, by a proof that is checked."""
     return check_proof(prove_document(dataset, digest), str(dataset.directory)).places

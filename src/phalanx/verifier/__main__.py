@@ -27,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", metavar="DIR", type=Path, help="model that came with the passport")
     parser.add_argument("--session", metavar="NAME", help="session of the evidence, from the log")
     parser.add_argument("--head", metavar="FILE", type=Path, action="append", default=[], help="head that others kept")
+    parser.add_argument("--absent", metavar="DIGEST", help="document that the model must never have seen")
     parser.add_argument("--json", action="store_true", help="print one JSON object a path")
     options = parser.parse_args(arguments)
     codes = [_verify_one(path, options) for path in options.paths]
@@ -37,7 +38,8 @@ def _verify_one(path: Path, options: argparse.Namespace) -> int:
     try:
         certificate = None if options.certificate is None else options.certificate.read_text(encoding="ascii")
         heads = tuple(path.read_bytes() for path in options.head)
-        expected = Expectations(options.owner, certificate, options.signer, options.model, options.session, heads)
+        pins = options.owner, certificate, options.signer, options.model, options.session
+        expected = Expectations(*pins, heads, options.absent)
         report = verify_path(path, expected)
     except (RefusedError, UnreadableError, OSError, ValueError) as exc:
         code = 5 if isinstance(exc, RefusedError | ValueError) else 3

@@ -8,7 +8,7 @@ from typing import Any
 
 from .bundle import BLOCK
 from .evidence import MAX_RECORD_BYTES, verify_evidence_file
-from .forms import Member, RefusedError, UnreadableError, party_of, read_json
+from .forms import Member, RefusedError, UnreadableError, party_of, read_json, require
 from .log import check_kept_head, read_summary_head, verify
 from .passport import verify_passport
 from .shards import MANIFEST_FILE, MAX_PROOF_BYTES, DatasetReader, check_proof
@@ -39,6 +39,7 @@ class Expectations:
         signer: Fingerprint of the key that signs data or exports.
         model: Directory of the model that came with a passport.
         heads: Heads of the log that others have kept.
+        absent: Digest of a document that the model must never have seen; a passport alone can show it.
     """
 
     owner: str | None = None
@@ -47,6 +48,7 @@ class Expectations:
     model: Path | None = None
     session: str | None = None
     heads: tuple[bytes, ...] = ()
+    absent: str | None = None
 
 
 @dataclass
@@ -73,13 +75,16 @@ def verify_path(path: Path, expected: Expectations) -> PathReport:
         UnreadableError: It cannot be read.
     """
     try:
-        if path.is_dir():
+        file = None if path.is_dir() else Member.from_file(path)
+        is_passport = file is not None and file.size >= BLOCK and file.read_range(257, 8) == b"ustar\x0000"
+        only = "only a passport can show that a document was never seen"
+        require(is_passport or expected.absent is None, f"{path}: {only}")
+        if file is None:
             check = next((check for name, check in _DIRECTORIES.items() if (path / name).is_file()), None)
             if check is None:
                 raise UnreadableError(f"{path}: is no run, dataset, export or signed model")
             return check(path, expected)
-        file = Member.from_file(path)
-        if file.size >= BLOCK and file.read_range(257, 8) == b"ustar\x0000":
+        if is_passport:
             return _verify_passport(path, expected)
         value = read_json(file.read_all(max(MAX_RECORD_BYTES, MAX_PROOF_BYTES)))
         if value.get("format") == "phalanx-document-proof":
@@ -94,7 +99,8 @@ def verify_path(path: Path, expected: Expectations) -> PathReport:
 
 
 def _verify_passport(path: Path, expected: Expectations) -> PathReport:
-    findings = verify_passport(path, expected.owner, expected.certificate, expected.model, expected.heads)
+    pinned = expected.owner, expected.certificate
+    findings = verify_passport(path, *pinned, expected.model, expected.heads, expected.absent)
     rows = {"owner": f"{findings.owner}, {'as expected' if findings.is_expected else 'not compared'}", **findings.rows}
     facts = {**findings.facts, "owner": findings.owner, "is_expected": findings.is_expected}
     return PathReport("passport of a run", rows, findings.remarks, findings.doubts, facts)

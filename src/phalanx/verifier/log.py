@@ -46,6 +46,7 @@ class LogFindings:
         proven: Those of them with audits that were drawn again and found to be done.
         audits: Recomputed microbatches under the signatures of stage and auditor.
         is_guarded: Whether any session had a guard.
+        is_adopted: Whether it began with a checkpoint of another run.
         doubts: Missing facts, a sentence each.
         sessions: Opening of each session, with `line`, its number, and `revealed`, whether its key is told.
         certified: Digest of the manifest of each checkpoint that should be on disk, by step.
@@ -61,6 +62,7 @@ class LogFindings:
     proven: set[int] = field(default_factory=set)
     audits: int = 0
     is_guarded: bool = False
+    is_adopted: bool = False
     is_completed: bool = False
     doubts: list[str] = field(default_factory=list)
     sessions: list[dict[str, Any]] = field(default_factory=list)
@@ -295,6 +297,8 @@ class _LogReader:
             self._read_step(line, number)
         elif kind == "verdict":
             findings.verdicts.append(body)
+        elif kind == "adopted":
+            findings.is_adopted = True
         _follow_checkpoints(kind, body, findings)
 
     def _open_session(self, kind: str, body: Line, number: int) -> None:

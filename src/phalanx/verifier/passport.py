@@ -92,6 +92,7 @@ def verify_passport(
     certificate_pem: str | None = None,
     model: Path | None = None,
     heads: Sequence[bytes] = (),
+    absent: str | None = None,
 ) -> PassportFindings:
     """Check a passport offline.
 
@@ -100,12 +101,13 @@ def verify_passport(
         certificate_pem: Certificate of the owner that you have kept.
         model: Directory of the model that you were given; it is compared with the passport.
         heads: Heads of the log that others have kept; without them an owner can write another history.
+        absent: Digest of a document that the model must never have seen: it is refused unless the passport shows that.
 
     Raises:
         RefusedError: Something does not hold; the message names the member.
         UnreadableError: The file, or the model, cannot be read.
     """
-    return _PassportReader(read_bundle(path), owner, certificate_pem).check_members(model, heads)
+    return _PassportReader(read_bundle(path), owner, certificate_pem).check_members(model, heads, absent)
 
 
 class _PassportReader:
@@ -133,7 +135,7 @@ class _PassportReader:
                 require(is_same, "the certificate is another one than yours")
         return owner
 
-    def check_members(self, model: Path | None, heads: Sequence[bytes]) -> PassportFindings:
+    def check_members(self, model: Path | None, heads: Sequence[bytes], absent: str | None) -> PassportFindings:
         """Check all members."""
         findings = self._findings
         self._seal = findings.facts = self._check_seal()
@@ -147,7 +149,9 @@ class _PassportReader:
         self._check_checkpoints()
         self._check_evidence()
         self._check_exports()
-        self._check_lineage()
+        proven_absent = self._check_lineage()
+        if absent is not None:
+            self._require_absence(absent, proven_absent, is_compared=model is not None)
         if not findings.is_expected:
             findings.remarks.append(f"any owner could have made it: compare the key {findings.owner}")
         return findings
@@ -446,8 +450,9 @@ class _PassportReader:
                 rows.append(f"{predicate['format']} {predicate['precision']}, {predicate['state']}, signed by {key}")
         self._findings.rows["exports"] = "; ".join(rows) or "none"
 
-    def _check_lineage(self) -> None:
-        rows = []
+    def _check_lineage(self) -> set[str]:
+        """Check the proofs about documents; return the digests that are proven not to be in the data."""
+        rows, absent = [], set()
         for name in self._names_in(LINEAGE):
             with _Place(name):
                 require(self._manifest is not None, "its dataset is not here")
@@ -456,7 +461,21 @@ class _PassportReader:
                 require(is_same, "is about another dataset")
                 places = ", ".join(f"{group}.{split} {number}" for group, split, number in proof.places)
                 rows.append(f"{proof.digest[:16]}... {places or 'is not in the data'}")
+                absent |= set() if proof.places else {proof.digest}
         self._findings.rows["documents"] = "; ".join(rows) or "none"
+        return absent
+
+    def _require_absence(self, document: str, proven_absent: set[str], *, is_compared: bool) -> None:
+        """Refuse weights that are not shown to have been trained without a document: changed ones, or on other data."""
+        with _Place("the document"):
+            require(document in proven_absent, f"no member proves that {document} is not in the data")
+            stated = self._seal["model"]
+            is_shown = is_compared and bool(stated["is_whole"] and stated["has_plain_names"])
+            require(is_shown, "that the model has the weights of this run is not shown; give the model itself")
+        self._findings.rows["document never seen"] = f"{document}: neither in the data nor in weights of other data"
+        if self._log.is_adopted or self._run_file().get("model", {}).get("from_scratch") is not True:
+            self._findings.rows["document never seen"] = f"{document}: not by this run"
+            self._findings.doubts.append("the run began with weights from elsewhere, which may have seen the document")
 
 
 class _Place:

@@ -83,6 +83,49 @@ def verbatim_index(
     return Answer({"file": out, "hashes": num_grams})
 
 
+def classifier(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="New file with the weights; it holds no text.")],
+    positive: Annotated[
+        list[Path],
+        typer.Option("--positive", metavar="PATH", help="Texts that are to score 1: the good, or harmful ones."),
+    ],
+    negative: Annotated[list[Path], typer.Option("--negative", metavar="PATH", help="Texts that are to score 0.")],
+    field: Field = "text",
+) -> Answer:
+    """Train the classifier of the rules `quality` and `harm`, and print its errors on a fifth that it has not seen."""
+    from phalanx.data.rules.text_classifier import train_classifier
+    from phalanx.data.tokenizers.texts import texts_of
+    from phalanx.errors import ConfigError
+
+    if out.exists():
+        raise ConfigError(f"{out}: exists already; choose another place")
+    groups = [(content for _, content in texts_of(paths, field)) for paths in (positive, negative)]
+    trained, measure = train_classifier(*groups)
+    trained.write_file(out)
+    low, high = measure.area_interval
+    print_figures(
+        {
+            "held out": f"{measure.num_positive} positive, {measure.num_negative} negative texts",
+            "area under the curve": f"{measure.area:.4f} ({low:.4f} to {high:.4f})",
+        }
+    )
+    print_rows(
+        [
+            {
+                "score from": rate.threshold,
+                "positive below": _show_share(rate.missed, rate.missed_interval),
+                "negative at or above": _show_share(rate.false_alarms, rate.false_alarms_interval),
+            }
+            for rate in measure.rates
+        ]
+    )
+    return Answer({"file": out, **trained.facts})
+
+
+def _show_share(share: float, interval: tuple[float, float]) -> str:
+    return f"{share:.1%} ({interval[0]:.1%} to {interval[1]:.1%})"
+
+
 data_app = typer.Typer(
     no_args_is_help=True,
     help="Build a dataset of signed token shards from raw texts; inspect, check, compare and copy datasets.",
@@ -122,6 +165,9 @@ data_app.command(epilog="Example: phalanx data rotate datasets/mine --key secret
     rotate
 )
 data_app.command(epilog="Example: phalanx data verbatim-index indexes/trained.npy --text my_texts")(verbatim_index)
+data_app.command(
+    epilog="Example: phalanx data classifier quality.safetensors --positive texts/good --negative texts/raw"
+)(classifier)
 data_app.command(
     "import",
     epilog="Example: phalanx data import datasets/mine web.train.parquet --tokenizer tokenizer.json --eos-id 0\n\n"

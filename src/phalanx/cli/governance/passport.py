@@ -100,6 +100,10 @@ def verify(
     head: Annotated[
         list[Path] | None, typer.Option("--head", metavar="FILE", help="Head of the log that others have kept.")
     ] = None,
+    absent: Annotated[
+        str | None,
+        typer.Option("--absent", metavar="DIGEST", help="Document that a passport's model must never have seen."),
+    ] = None,
     timestamp_authority: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Root certificates of time stamps that lie beside heads, as HEAD.tsr."),
@@ -117,7 +121,7 @@ def verify(
     pem = None if certificate is None else read_file(certificate).decode("ascii", "replace")
     try:
         heads = tuple(map(read_file, head or ()))
-        report = verify_path(path, Expectations(owner, pem, signer, model, session, heads))
+        report = verify_path(path, Expectations(owner, pem, signer, model, session, heads, absent))
         stamps = _check_stamps(report.kind, head or (), heads, timestamp_authority)
     except RefusedError as exc:
         raise VerificationError(str(exc)) from exc

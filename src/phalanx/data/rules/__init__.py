@@ -49,6 +49,11 @@ from phalanx.data.rules.rule import (
     Tag as Tag,
 )
 from phalanx.data.rules.secrets import Secrets as Secrets, SecretsConfig as SecretsConfig
+from phalanx.data.rules.text_classifier import (
+    HarmConfig as HarmConfig,
+    QualityConfig as QualityConfig,
+    ScoreRule as ScoreRule,
+)
 from phalanx.data.rules.characters import Unicode as Unicode, UnicodeConfig as UnicodeConfig
 from phalanx.data.rules.url_blocklist import UrlBlocklist as UrlBlocklist, UrlBlocklistConfig as UrlBlocklistConfig
 
@@ -85,6 +90,8 @@ RULES: dict[str, RuleEntry] = {
     "repeated_substrings": RuleEntry(RepeatedSubstringsConfig, RepeatedSubstrings, "Lee et al. 2022, section 4.1"),
     "decontamination": RuleEntry(DecontaminationConfig, Decontamination, "Brown et al. 2020, appendix C"),
     "bad_words": RuleEntry(BadWordsConfig, BadWords),
+    "quality": RuleEntry(QualityConfig, ScoreRule, "Brown et al. 2020, appendix A"),
+    "harm": RuleEntry(HarmConfig, ScoreRule),
     "pii": RuleEntry(PiiConfig, Pii, "ISO/IEC 7812, ISO 13616, ISO 7064"),
     "secrets": RuleEntry(SecretsConfig, Secrets),
     "url_blocklist": RuleEntry(UrlBlocklistConfig, UrlBlocklist),

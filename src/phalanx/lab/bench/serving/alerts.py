@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
+from phalanx.lab.bench.measure.clean_documents import clean_documents
 from phalanx.lab.bench.measure.machine import bench_head, load_average
-from phalanx.lab.bench.serving.documents import clean_documents
 from phalanx.serve.access import sketch_prompt
 from phalanx.serve.observe.config import DriftRule, ExtractionRule
 from phalanx.serve.observe.drift import TrafficDrift

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from phalanx.lab.bench.measure.clean_documents import clean_documents, paragraphs
 from phalanx.lab.bench.measure.machine import bench_head, load_average
-from phalanx.lab.bench.serving.documents import clean_documents, paragraphs
 from phalanx.serve.filters import FiltersConfig, InputFilters, OutputFilters, TextFilters, TextRefused, VerbatimIndex
 from phalanx.serve.filters.table import INPUTS, OUTPUTS
 

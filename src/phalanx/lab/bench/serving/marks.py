@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from phalanx.lab.bench.measure.clean_documents import clean_documents, paragraphs
 from phalanx.lab.bench.measure.machine import bench_head, load_average
-from phalanx.lab.bench.serving.documents import clean_documents, paragraphs
 from phalanx.lab.bench.serving.mark_theory import (
     cost_rows,
     drawn_keys,
