@@ -18,7 +18,7 @@ from phalanx.federated.carriers import messages as m
 from phalanx.federated.local import SpentRows
 from phalanx.federated.private_rows import PrivateSteps, SiteRows, open_site_ledger
 from phalanx.federated.rounds.coordinator import BUDGET_SPENT
-from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer, WholeModel
+from phalanx.federated.site_trainer import Learning, SiteSchedule, SiteTrainer, WholeModel
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.security.privacy import BudgetLedger, PoissonGaussian, PrivacyConfig
 from phalanx.train.engines.federated_engine import SiteBudgets
@@ -50,7 +50,7 @@ def source(tmp_path_factory):
 
 def model_of(source, adapter=ADAPTER):
     config = ModelConfig(from_scratch=True, architecture=ARCHITECTURE, adapter=adapter)
-    model = WholeModel(source, config, 3, "causal_lm", 0, frozen_a=False)
+    model = WholeModel(source, config, 3, Learning(), frozen_a=False)
     draw = torch.Generator().manual_seed(9)
     # the gradient of one factor is zero while the other one is
     model.load_weights(

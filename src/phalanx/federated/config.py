@@ -126,6 +126,8 @@ class FederatedConfig(StrictModel):
 
     Attributes:
         sites: Party names. Each has a process, keys and a share of the data of its own.
+        simulated: Number of sites that the owner's process plays itself, for experiments with many; in the place of
+            `sites`. NOT PRIVATE: that process has all keys, texts and updates.
         min_cohort: Updates that a round needs; one with fewer is done again. With `secure` the least sites of a sum.
         fraction: Share of the sites that a round asks, drawn by the run's seed.
         local_steps: Optimizer steps of a site in a round, with ``[optimizer]`` begun anew; its learning rate is that of
@@ -159,6 +161,7 @@ class FederatedConfig(StrictModel):
     model_config = RENAMED_KEYS
 
     sites: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")], ...], Field(min_length=2)]
+    simulated: Annotated[int, Field(ge=2, le=10_000)] | None = later_key(None)
     min_cohort: Annotated[int, Field(ge=1)] = 2
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     local_steps: Annotated[int, Field(ge=1)] = 1
@@ -193,6 +196,17 @@ class FederatedConfig(StrictModel):
     pki: str | None = later_key(None)
     transport: TransportConfig = TransportConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_simulated(cls, keys: Any) -> Any:
+        """Name the sites of a simulation."""
+        if not isinstance(keys, dict) or type(keys.get("simulated")) is not int:
+            return keys
+        names = tuple(f"site-{number}" for number in range(1, keys["simulated"] + 1))
+        if keys.get("sites", names) not in (names, list(names)):
+            raise ValueError("simulated: names its sites itself; remove sites, or simulated")
+        return {**keys, "sites": names}
+
     @model_validator(mode="after")
     def _check_federated(self) -> Self:
         if len(set(self.sites)) < len(self.sites) or OWNER in self.sites:
@@ -207,6 +221,7 @@ class FederatedConfig(StrictModel):
                 f'carrier = "{self.carrier}": pki = DIR, made by `phalanx pki`, is required with "bridge" and not '
                 "allowed otherwise; a run makes the keys of local sites"
             )
+        self._check_simulation()
         self._check_rule()
         self._check_kind_of_sums()
         self._check_sums()
@@ -223,6 +238,21 @@ class FederatedConfig(StrictModel):
                 'secure = false, aggregator = "mean" and kind = "fedavg", or exchange = "frozen_a"'
             )
         return self
+
+    def _check_simulation(self) -> None:
+        if self.simulated is None:
+            return
+        lacking = {
+            'carrier = "bridge"': self.carrier == "bridge",
+            'sums = "enclave"': self.sums == "enclave",
+            "[federated.privacy]": self.privacy is not None,
+        }
+        for name, is_there in lacking.items():
+            if is_there:
+                raise ValueError(
+                    f"simulated: excludes {name}, which protects sites from the owner, whose process plays them here; "
+                    "remove one"
+                )
 
     def _check_rule(self) -> None:
         if self.aggregator == "mean" and (self.byzantine or self.before):
@@ -326,8 +356,9 @@ class FederatedConfig(StrictModel):
 
     @model_serializer(mode="wrap")
     def _serialize_federated(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the aggregator out where there is none, so that an older run file keeps its digest."""
-        return {key: value for key, value in write(self).items() if key != "enclave" or self.sums == "enclave"}
+        """Leave out what older run files lack or what follows: an aggregator of no use, names of simulated sites."""
+        is_left_out = {"enclave": self.sums != "enclave", "sites": self.simulated is not None}
+        return {key: value for key, value in write(self).items() if not is_left_out.get(key, False)}
 
     @property
     def cohort_sizes(self) -> range:

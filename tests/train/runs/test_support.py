@@ -215,7 +215,7 @@ def test_other_sections_of_a_run_are_checked_as_those_of_its_file_are(load):
 
 def test_a_value_that_is_refused_is_named_for_programs_too(load):
     with pytest.raises(ConfigError) as refusal:
-        load(ENGINES["federated"], "train.precision=bf16")
+        load(ENGINES["split"], "train.precision=bf16")
 
     facts = refusal.value.error_facts
     assert (facts["key"], facts["found"], facts["do"]) == ("train.precision", '"bf16"', "remove it")

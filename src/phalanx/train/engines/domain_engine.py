@@ -33,25 +33,27 @@ class GatheredPairs:
 
     def measure_weights(self, weights: Mapping[str, Tensor], sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
         """Measure the model that has such weights, by name, on each set."""
-        return self.judge(self._build_stages(weights), sets)
+        return self.judge(gathered_stages(self.source, self.recipe, weights), sets)
 
-    def _build_stages(self, weights: Mapping[str, Tensor]) -> Iterator[StageModule]:
-        layers = self.source.num_layers
-        for layer in range(layers):
-            stage = build_stage(
-                self.source,
-                StageSpec(layer, layers, layer, layer + 1),
-                adapter=self.recipe.adapter,
-                activation_checkpointing=False,
-                attention="eager" if self.recipe.attention == "eager" else "sdpa",
-                seed=self.recipe.seed,
-            )
-            for name, parameter in stage.all_parameters().items():
-                # a tied head is gathered once, as the embedding
-                stands_for = name if name in weights else stage.family.embedding_weight
-                if name in weights or (name == stage.family.head_weight and stands_for in weights):
-                    parameter.detach().copy_(weights[stands_for])
-            yield stage
+
+def gathered_stages(source: ModelSource, recipe: RankRecipe, weights: Mapping[str, Tensor]) -> Iterator[StageModule]:
+    """Yield the layers of a model one by one, with such weights, by name, in the place of its files'."""
+    layers = source.num_layers
+    for layer in range(layers):
+        stage = build_stage(
+            source,
+            StageSpec(layer, layers, layer, layer + 1),
+            adapter=recipe.adapter,
+            activation_checkpointing=False,
+            attention="eager" if recipe.attention == "eager" else "sdpa",
+            seed=recipe.seed,
+        )
+        for name, parameter in stage.all_parameters().items():
+            # a tied head is gathered once, as the embedding
+            stands_for = name if name in weights else stage.family.embedding_weight
+            if name in weights or (name == stage.family.head_weight and stands_for in weights):
+                parameter.detach().copy_(weights[stands_for])
+        yield stage
 
 
 class DomainEngine:

@@ -1,6 +1,7 @@
 """The loop's Engine over the sites of federated rounds: one step is one round."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from phalanx.checkpoint import Checkpoint, Shard
@@ -14,6 +15,8 @@ from phalanx.federated.rounds.journal import RoundRecord
 from phalanx.federated.site_trainer import WholeModel
 from phalanx.security.privacy import BudgetLedger, PrivacyConfig
 from phalanx.telemetry import MetricsFile
+from phalanx.train.batches.preferences import PreferenceMeasure
+from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Scores, Validation, loss_of
 from phalanx.train.batches.validation import perplexity_of
 
@@ -27,6 +30,19 @@ class RoundRecorder(Protocol):
 
     def observe_event(self, kind: str, body: dict[str, object]) -> None:
         """Write an event to the audit log and print it for people."""
+
+
+@dataclass(frozen=True)
+class OwnerMeasures:
+    """What the owner measures the agreed weights by, beside its held-out rows.
+
+    Attributes:
+        pairs: Measures held-out pairs; None where no pairs are learned.
+        sampler: Has the model write texts; None where the run file asks for none.
+    """
+
+    pairs: PreferenceMeasure | None = None
+    sampler: TextSampler | None = None
 
 
 class FederatedEngine:
@@ -45,9 +61,11 @@ class FederatedEngine:
         rate: Callable[[int], float],
         rounds: MetricsFile,
         recorder: RoundRecorder,
+        *,
         budget: BudgetLedger | None = None,
+        measures: OwnerMeasures = OwnerMeasures(),
     ) -> None:
-        self._coordinator, self._model, self._rate = coordinator, model, rate
+        self._coordinator, self._model, self._rate, self._measures = coordinator, model, rate, measures
         self._rounds, self._recorder, self._budget = rounds, recorder, budget
         self._num_steps = 0
 
@@ -88,7 +106,16 @@ class FederatedEngine:
         sites = {site: _site_row(scores) for site, scores in self._coordinator.measure_at_sites().items()}
         self._rounds.append_record({"step": max(0, self._num_steps - 1), "measured": self._num_steps, "sites": sites})
         self._model.load_weights(self._coordinator.weights)
+        if self._measures.pairs is not None:
+            return list(self._measures.pairs([self._model.torch_module], sets))
         return [_make_validation(self._model.measure_batches(batches)) for batches in sets]
+
+    def sample_texts(self) -> tuple[TextSample, ...]:
+        """Texts of the model with the agreed weights; none where the run file asks for none."""
+        if self._measures.sampler is None:
+            return ()
+        self._model.load_weights(self._coordinator.weights)
+        return tuple(self._measures.sampler.write_samples([self._model.torch_module]))
 
     def measure_rows(self, rows: Sequence[Batch]) -> list[float]:
         """Sum of nats of each row by the agreed weights, here: no site is asked."""

@@ -146,10 +146,11 @@ def _key_note(name: str, file: SiteFile, identity: Identity) -> str:
 @contextlib.contextmanager
 def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: RunTerms, say: Say) -> Iterator[Site]:
     source = open_model(run.model, file.kept_directory / "models", run.train.seed)
-    texts = SharedTexts(run, source, file.kept_directory / "data", lambda phase, count: None, own=file.sources)
+    own = file.own_data(run.data)
+    texts = SharedTexts(run, source, file.kept_directory / "data", lambda phase, count: None, own=own)
     data = texts.share_of(identity.name)
     schedule = SiteSchedule(
-        run.optimizer, terms.config.local_steps, run.train.batch_size, run.train.microbatches, run.train.seed
+        run.optimizer, terms.config.local_steps, run.train.draws_per_step, run.train.microbatches, run.train.seed
     )
     with contextlib.ExitStack() as stack:
         trainer: LocalTrainer
@@ -157,7 +158,8 @@ def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: Run
             trainer = stack.enter_context(staged_trainer(run, source, data, schedule, file.site_directory))
         elif isinstance(run, FederatedRankRun):
             paths = (file.run, file.kept_directory / "models", file.site_directory / "ranks")
-            trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, paths))
+            rows = site_rows(run, data, identity, file.site_directory)
+            trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, paths, rows))
         else:
             model, rows = (
                 load_whole_model(run, source, texts.num_classes),

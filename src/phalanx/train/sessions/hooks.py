@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -105,6 +105,14 @@ class TrainedModel(Protocol):
 
     def settle_steps(self) -> None:
         """Wait until nothing of a finished step is under way."""
+
+
+@runtime_checkable
+class WritesTexts(Protocol):
+    """A trained model that can continue prompts."""
+
+    def sample_texts(self) -> tuple[TextSample, ...]:
+        """Texts of the model as it is; none where the run file asks for none."""
 
 
 class StagesInTurn:
@@ -384,8 +392,7 @@ class RunHooks:
         scores = dict(zip(self._sets, self._trained.measure_sets(batches), strict=True))
         held_out = scores.pop(HELD_OUT, None)
         named = {name: value for name, value in scores.items() if isinstance(value, float)}
-        # other engines are refused `train.samples` by the run file
-        samples = self._trained.sample_texts() if isinstance(self._trained, StagesInTurn) else ()
+        samples = self._trained.sample_texts() if isinstance(self._trained, WritesTexts) else ()
         result = ValidationResult(held_out, named, samples, self._take_histograms(num_steps))
         self._recorder.record_validation(result, num_steps)
         return result
