@@ -21,7 +21,7 @@ from phalanx.security.privacy import PrivacyConfig
 need_module("opacus", "needs the extra `dp`")
 
 CPU = torch.device("cpu")
-CLIP, NOISE = 0.05, 2.0
+CLIP, NOISE = 0.002, 50.0
 PRIVACY = PrivacyConfig(epsilon=8.0, delta=1e-5, clip_norm=CLIP)
 SGD = OptimizerConfig(kind="sgd", lr=1.0, momentum=0.0, weight_decay=0.0, clip_norm=None, schedule="constant")
 CASE = Case({})

@@ -121,6 +121,11 @@ class EnclaveSumsConfig(StrictModel):
         return self
 
 
+def simulated_names(number: int | None) -> tuple[str, ...]:
+    """Return the names of so many simulated sites."""
+    return tuple(f"site-{site}" for site in range(1, (number or 0) + 1))
+
+
 class FederatedConfig(StrictModel):
     """Sites that train on their own data; one step of the run is one round of them.
 
@@ -160,8 +165,11 @@ class FederatedConfig(StrictModel):
 
     model_config = RENAMED_KEYS
 
-    sites: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")], ...], Field(min_length=2)]
     simulated: Annotated[int, Field(ge=2, le=10_000)] | None = later_key(None)
+    sites: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")], ...],
+        Field(min_length=2, default_factory=lambda keys: simulated_names(keys.get("simulated"))),
+    ]
     min_cohort: Annotated[int, Field(ge=1)] = 2
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     local_steps: Annotated[int, Field(ge=1)] = 1
@@ -196,19 +204,9 @@ class FederatedConfig(StrictModel):
     pki: str | None = later_key(None)
     transport: TransportConfig = TransportConfig()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _name_simulated(cls, keys: Any) -> Any:
-        """Name the sites of a simulation."""
-        if not isinstance(keys, dict) or type(keys.get("simulated")) is not int:
-            return keys
-        names = tuple(f"site-{number}" for number in range(1, keys["simulated"] + 1))
-        if keys.get("sites", names) not in (names, list(names)):
-            raise ValueError("simulated: names its sites itself; remove sites, or simulated")
-        return {**keys, "sites": names}
-
     @model_validator(mode="after")
     def _check_federated(self) -> Self:
+        self._check_simulation()
         if len(set(self.sites)) < len(self.sites) or OWNER in self.sites:
             raise ValueError(f'sites: {", ".join(self.sites)}: expected distinct names other than "{OWNER}"')
         if not self.min_cohort <= self.num_asked:
@@ -221,7 +219,6 @@ class FederatedConfig(StrictModel):
                 f'carrier = "{self.carrier}": pki = DIR, made by `phalanx pki`, is required with "bridge" and not '
                 "allowed otherwise; a run makes the keys of local sites"
             )
-        self._check_simulation()
         self._check_rule()
         self._check_kind_of_sums()
         self._check_sums()
@@ -242,6 +239,8 @@ class FederatedConfig(StrictModel):
     def _check_simulation(self) -> None:
         if self.simulated is None:
             return
+        if self.sites != simulated_names(self.simulated):
+            raise ValueError("simulated: names its sites itself; remove sites, or simulated")
         lacking = {
             'carrier = "bridge"': self.carrier == "bridge",
             'sums = "enclave"': self.sums == "enclave",
