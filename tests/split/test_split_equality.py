@@ -4,6 +4,7 @@ import pytest
 import torch
 from split_scene import HIDDEN, LAYERS, SEQ, batch_of, make_scene, same, train
 
+from phalanx.config.extras import has_bitsandbytes
 from phalanx.data import IGNORE
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import AttentionPattern, LoraConfig, StageSpec, build_stage, with_marks
@@ -11,6 +12,8 @@ from phalanx.objectives import causal_lm_loss
 from phalanx.split import BackTrainer, FrontPart, build_back, cut_model
 from phalanx.split.training.task import NextToken
 from phalanx.testing import SplitSimulator
+
+NEEDS_QUANT = pytest.mark.skipif(not has_bitsandbytes(), reason="needs the extra `quant`")
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
@@ -90,6 +93,45 @@ def test_sealed_and_plaintext_splits_attend_inside_documents_alike(source, wire)
     assert losses == [plain.step(batch).loss for batch in batches]
     assert same(sealed.copy_adapters(), plain.copy_adapters())
     assert losses != [loss for loss, _ in train(SplitSimulator(make_scene(source, wire=wire)), 2)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"precision": "bf16"}, pytest.param({"quantize": "nf4"}, marks=NEEDS_QUANT)],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_parts_in_few_bits_are_sealed_without_loss_and_learn_as_the_uncut_model_in_as_few(source, changes):
+    sealed = SplitSimulator(make_scene(source, **changes))
+    plain = SplitSimulator(make_scene(source, "plaintext", **changes))
+    losses = train(sealed, 3)
+
+    assert losses == train(plain, 3)
+    assert same(sealed.copy_adapters(), plain.copy_adapters())
+    # the same bits of loss as an uncut model has before its first update, and others than those of float32
+    adapter = LoraConfig(rank=2, quantize=changes.get("quantize"))
+    spec = StageSpec(0, 1, 0, LAYERS)
+    whole = build_stage(source, spec, adapter=adapter, activation_checkpointing=False, attention="sdpa", seed=0).eval()
+    total, targets = 0.0, 0
+    for ids, labels in batch_of(0):
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled="precision" in changes):
+            logits = whole(ids)
+        loss, count = causal_lm_loss(logits, labels)
+        total, targets = total + float(loss), targets + count
+    assert losses[0][0] == pytest.approx(total / targets, rel=1e-6)
+    assert losses != train(SplitSimulator(make_scene(source)), 3)
+
+
+def test_what_is_measured_of_the_back_part_is_in_float32_whatever_it_learns_in(source):
+    back = build_back(source, 2, adapter=LoraConfig(rank=2))
+    hidden, labels = FrontPart(source, 2)(batch_of(0)[1][0]), batch_of(0)[1][1]
+    scores = [
+        BackTrainer(back, NextToken(), make_scene(source).optimizer, 20, precision=precision).measure_microbatch(
+            hidden, labels
+        )
+        for precision in ("fp32", "bf16")
+    ]
+
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.parametrize("cut", [0, LAYERS, -1])

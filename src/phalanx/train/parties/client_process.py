@@ -74,7 +74,14 @@ class ClientProcess:
         source = open_model(run.model, cache_beside(client.state_directory) / "models", run.train.seed)
         read = read_texts(client, run, name, source)
         self._texts = read.draws
-        self._front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
+        self._front = FrontPart(
+            source,
+            split.cut,
+            attention=run.model.attention,
+            wire=split.wire,
+            precision=run.computes_in,
+            quantize=run.model.base_quantization,
+        )
         self._kinds = kinds_of(run, source, num_classes_of(run))
         self._ready = ready_of(client, source, read)
         tell(f"{name}: agreed to {client.run}, digest {digest_config(run)[:16]}; {describe_protection(split)}")

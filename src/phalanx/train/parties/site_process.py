@@ -24,7 +24,7 @@ from phalanx.pipeline import LocalWorkers, PipelineEngine, StepPlan, keep_freed_
 from phalanx.security.aggregate import RoundFile
 from phalanx.security.crypto import Identity, make_private_directory
 from phalanx.train.batches.private import site_rows
-from phalanx.train.batches.site_data import SharedTexts, load_whole_model
+from phalanx.train.batches.site_data import SharedTexts
 from phalanx.train.config import FederatedPipelineRun, FederatedRankRun, FederatedRun, PipelineRun
 from phalanx.train.engines.staged_rounds import StagedTrainer
 from phalanx.train.parties.site_ranks import ranked_trainer
@@ -38,6 +38,7 @@ from phalanx.train.setup.preflight import load_own_code, require_extras
 from phalanx.train.setup.privacy_outlook import noise_outlooks
 from phalanx.train.setup.process import deterministic_kernels
 from phalanx.train.setup.stage_source import RoundLibrary, RoundModules
+from phalanx.train.setup.whole_model import load_whole_model
 
 DIRECTORY = "pipeline"
 """Inside a site's own directory: log, evidence and keys of its pipeline, as a run directory has them."""

@@ -178,11 +178,7 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
     },
     "model.adapter.quantize": {
         "deepspeed": _UNQUANTIZED,
-        "split": ValueLimit(
-            "an enclave's matrices may be masked, which uses integer arithmetic",
-            _STAGES_OR_RANKS,
-            only=(None,),
-        ),
+        "split+pipeline": ValueLimit("its stages were tried with whole matrices only", only=(None,)),
     },
     "model.adapter.path": {
         "split": ValueLimit(
@@ -205,7 +201,10 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "deepspeed": ValueLimit(
             "its own loss scale would skip steps without repeating them", _SET_BF16, never=("fp16",)
         ),
-        "split": ValueLimit("both parts compute in float32", only=("fp32",)),
+        "split": ValueLimit(
+            "an enclave keeps neither a loss scale nor master weights", _SET_BF16, only=("fp32", "bf16")
+        ),
+        "split+pipeline": ValueLimit("its stages were tried in float32 only", only=("fp32",)),
         "federated": ValueLimit(
             "its loss scale follows from the steps before, but a round that is repeated must give the same update",
             _SET_BF16,

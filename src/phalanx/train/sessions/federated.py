@@ -28,7 +28,7 @@ from phalanx.train.batches.reference import REFERENCE_FILE, ReferenceStore
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.samples import TextSampler
 from phalanx.train.batches.scores import describe_texts
-from phalanx.train.batches.site_data import SharedTexts, load_whole_model
+from phalanx.train.batches.site_data import SharedTexts
 from phalanx.train.config import FederatedPipelineRun, FederatedRun
 from phalanx.train.engines.federated_engine import FederatedEngine, OwnerMeasures, SiteBudgets
 from phalanx.train.saving.savepoint import Savepoint
@@ -42,6 +42,7 @@ from phalanx.train.setup.preflight import require_extras
 from phalanx.train.setup.privacy_outlook import NoiseOutlook, noise_outlooks
 from phalanx.train.setup.shown_config import shown_config
 from phalanx.train.setup.stage_table import stages_of
+from phalanx.train.setup.whole_model import load_whole_model
 
 _JOIN_S = 600.0
 """How long the processes of sites may take to load their model."""

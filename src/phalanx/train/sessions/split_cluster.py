@@ -101,6 +101,8 @@ def split_company(
             attention=run.model.attention,
             wire=split.wire,
             document_attention=run.data.attention == "document",
+            precision=run.computes_in,
+            quantize=run.model.base_quantization,
         )
         lead = SplitDriver(
             split, parties[0], parties[1:], front, kinds_of(run, source, num_classes), run.train.microbatches
@@ -196,6 +198,7 @@ def _enclave_config(
         rows=run.train.batch_size // run.train.microbatches,
         seq=run.data.sequence_length,
         document_attention=run.data.attention == "document",
+        precision=run.computes_in,
         microbatches=run.train.microbatches,
         steps=run.train.steps,
         seed=run.train.seed,
