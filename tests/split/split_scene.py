@@ -26,12 +26,13 @@ def make_scene(
     document_attention=False,
     precision="fp32",
     quantize=None,
+    dora=False,
     **changes,
 ) -> SplitScenario:
     return SplitScenario(
         source=source,
         split=split_config(mode, **changes),
-        adapter=LoraConfig(rank=2, quantize=quantize),
+        adapter=LoraConfig(rank=2, quantize=quantize, dora=dora),
         optimizer=OptimizerConfig(lr=1e-2, warmup_steps=1, clip_norm=0.5),
         rows=rows,
         seq=SEQ,

@@ -97,10 +97,10 @@ def test_sealed_and_plaintext_splits_attend_inside_documents_alike(source, wire)
 
 @pytest.mark.parametrize(
     "changes",
-    [{"precision": "bf16"}, pytest.param({"quantize": "nf4"}, marks=NEEDS_QUANT)],
+    [{"precision": "bf16"}, {"dora": True}, pytest.param({"quantize": "nf4"}, marks=NEEDS_QUANT)],
     ids=lambda changes: next(iter(changes)),
 )
-def test_parts_in_few_bits_are_sealed_without_loss_and_learn_as_the_uncut_model_in_as_few(source, changes):
+def test_adapters_and_precisions_of_all_kinds_are_sealed_without_loss_and_learn_as_the_uncut_model(source, changes):
     sealed = SplitSimulator(make_scene(source, **changes))
     plain = SplitSimulator(make_scene(source, "plaintext", **changes))
     losses = train(sealed, 3)
@@ -108,7 +108,7 @@ def test_parts_in_few_bits_are_sealed_without_loss_and_learn_as_the_uncut_model_
     assert losses == train(plain, 3)
     assert same(sealed.copy_adapters(), plain.copy_adapters())
     # the same bits of loss as an uncut model has before its first update, and others than those of float32
-    adapter = LoraConfig(rank=2, quantize=changes.get("quantize"))
+    adapter = LoraConfig(rank=2, quantize=changes.get("quantize"), dora=changes.get("dora", False))
     spec = StageSpec(0, 1, 0, LAYERS)
     whole = build_stage(source, spec, adapter=adapter, activation_checkpointing=False, attention="sdpa", seed=0).eval()
     total, targets = 0.0, 0

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from phalanx.config import RefusedKeyError
 from phalanx.data import BpeConfig
+from phalanx.models import LoraConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.train.runs.base import BaseRun, Faults
 from phalanx.train.runs.pipeline import StagedBase
@@ -29,18 +30,29 @@ class SplitRun(BaseRun):
                 f"split.clients = {self.split.clients} share train.microbatches = {self.train.microbatches}, so "
                 "some clients would get none; raise microbatches"
             )
-        if self.split.mode == "masked" and self.computes_in != "fp32":
+        if self.split.mode == "masked":
+            yield from self._masked_faults()
+        yield from self._text_faults(is_remote=bool(self.split.remote_clients))
+        yield from super()._faults()
+
+    def _masked_faults(self) -> Faults:
+        """Describe what frozen layers cannot have whose products untrusted workers make of integers."""
+        adapter = self.model.adapter
+        if self.computes_in != "fp32":
             yield (
                 f'train.precision = "{self.train.precision}" excludes split.mode = "masked": masked products are of '
                 'integers, which stand for float32; set precision = "fp32", or mode = "sealed"'
             )
-        if self.split.mode == "masked" and self.model.base_quantization is not None:
+        if self.model.base_quantization is not None:
             yield (
                 'model.adapter.quantize excludes split.mode = "masked": a worker multiplies whole matrices as '
                 'integers; remove it, or set mode = "sealed"'
             )
-        yield from self._text_faults(is_remote=bool(self.split.remote_clients))
-        yield from super()._faults()
+        if isinstance(adapter, LoraConfig) and adapter.dora:
+            yield (
+                'model.adapter.dora excludes split.mode = "masked": it reads the frozen matrices, which workers have; '
+                'use rslora, or set mode = "sealed"'
+            )
 
     @property
     def _unevaluated(self) -> dict[str, bool]:

@@ -169,13 +169,6 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
             never=("prompt_encoder",),
         ),
     },
-    "model.adapter.dora": {
-        "split": ValueLimit(
-            "it reads the frozen matrices, and those of an enclave may be masked",
-            "use rslora, or [pipeline]",
-            only=(None, False),
-        ),
-    },
     "model.adapter.quantize": {
         "deepspeed": _UNQUANTIZED,
         "split+pipeline": ValueLimit("its stages were tried with whole matrices only", only=(None,)),
