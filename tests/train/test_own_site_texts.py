@@ -49,7 +49,7 @@ def place(tmp_path):
     def write(kind, own, *, tokenizer=None):
         everybodys = write_records(tmp_path / "shared.jsonl", kind, "a")
         text = tiny_run_file(SECTION).replace(
-            'sources = [{ kind = "python_manual" }]', f"{kind} = {{ sources = {everybodys} }}"
+            'sources = [{ kind = "python_manual" }]', f'{kind} = {{ sources = {everybodys}, template = "plain" }}'
         )
         text = text.replace('{ kind = "bpe", vocab_size = 300 }', tokenizer or byte_vocabulary(tmp_path))
         text = text.replace("max_documents = 12\n", "").replace("= 16\n", "= 64\n")

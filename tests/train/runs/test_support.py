@@ -316,6 +316,20 @@ def test_a_split_has_a_pipeline_once_it_says_what_workers_see_and_not_before(loa
         load(ENGINES["split with pipeline"], "split.workers_see_hidden_states=false")
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.precision=bf16", "masked products are of integers, which stand for float32"),
+        ("model.adapter.quantize=nf4", "a worker multiplies whole matrices as integers"),
+        ("model.adapter.dora=true", "it reads the frozen matrices, which workers have"),
+    ],
+)
+def test_what_masked_products_lack_a_sealed_split_has(load, override, words):
+    assert load(ENGINES["split"], override).split.mode == "sealed"
+    with pytest.raises(ConfigError, match=words):
+        load(ENGINES["split"], override, "split.mode=masked")
+
+
 def test_an_acknowledgement_without_workers_is_refused(load):
     with pytest.raises(ConfigError, match=r"workers_see_hidden_states = true needs workers .* add \[pipeline\]"):
         load(ENGINES["split"], "split.workers_see_hidden_states=true")
