@@ -47,7 +47,7 @@ def place(tmp_path):
         issue_certificate(tmp_path / "keys", name)
 
     def write(kind, own, *, tokenizer=None):
-        everybodys = write_records(tmp_path / "shared.jsonl", kind, "a")
+        everybodys = write_records(tmp_path / "shared.jsonl", kind, "Q")
         text = tiny_run_file(SECTION).replace(
             'sources = [{ kind = "python_manual" }]', f'{kind} = {{ sources = {everybodys}, template = "plain" }}'
         )
@@ -59,7 +59,7 @@ def place(tmp_path):
         words = {"run": tmp_path / "run.toml", "identity": tmp_path / "keys" / "north", "socket": tmp_path / "s"}
         words["certificates"] = tmp_path / "keys"
         lines = [f'{name} = "{value}"' for name, value in words.items()]
-        own_files = write_records(tmp_path / "own.jsonl", own, "b")
+        own_files = write_records(tmp_path / "own.jsonl", own, "Z")
         (tmp_path / "north.toml").write_text("\n".join([*lines, f"{own} = {own_files}"]) + "\n")
         return tmp_path / "north.toml"
 
@@ -77,12 +77,12 @@ def test_a_site_trains_on_its_own_records_and_on_all_of_them(place, tmp_path, ki
     texts = [one.share_of(identity.name) for one in (own, shared)]
     backend = own.corpus.tokenizer_path.read_text()
     vocabulary = json.loads(backend)["model"]["vocab"]
-    known = {vocabulary[letter]: letter for letter in "ab"}
+    known = {vocabulary[letter]: letter for letter in "QZ"}
     seen = [
         {known[token] for token in data.loader.next_batch().input_ids.flatten().tolist() if token in known}
         for data in texts
     ]
-    assert seen == [{"b"}, {"a"}]
+    assert seen == [{"Z"}, {"Q"}]
     assert texts[0].digest != texts[1].digest
     # a share is a third, and own files are whole
     assert texts[0].num_sequences > 2 * texts[1].num_sequences

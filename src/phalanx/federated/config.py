@@ -355,7 +355,7 @@ class FederatedConfig(StrictModel):
 
     @model_serializer(mode="wrap")
     def _serialize_federated(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what older run files lack or what follows: an aggregator of no use, names of simulated sites."""
+        """Leave out an unused aggregator, for the digests of older run files, and the names of simulated sites."""
         is_left_out = {"enclave": self.sums != "enclave", "sites": self.simulated is not None}
         return {key: value for key, value in write(self).items() if not is_left_out.get(key, False)}
 

@@ -54,13 +54,13 @@ class PrivateGradients(Protocol):
 
 @dataclass(frozen=True)
 class Learning:
-    """What a whole model learns, and how it computes while it does.
+    """Objective and arithmetic of a whole model.
 
     Attributes:
         objective: Choice for `objective_of`.
         num_classes: Number of classes; 0 without a classification.
-        attends: Which tokens of a row see which.
-        precision: As `train.precision` says; trained weights and updates are in float32 by all of them.
+        attends: Kind of the attention mask.
+        precision: Value of `train.precision`; trained weights and updates are in float32 with every value.
         neftune_alpha: Size of the noise on embeddings; None for none.
     """
 
@@ -143,7 +143,7 @@ class WholeModel:
         return self._stage
 
     def begin_step(self, seed: int, step: int) -> None:
-        """Tell the noise on embeddings which step is next; other parts of the model do not depend on it."""
+        """Give the noise on embeddings the number of the next step."""
         if self._stage.embedding_noise is not None:
             self._stage.embedding_noise.begin_step(seed, step)
 
@@ -233,7 +233,7 @@ class WholeModel:
             parameter.grad = None
 
     def _measure_batch(self, batch: Batch) -> tuple[float, int, Sequence[int]]:
-        """Return the summed loss of held-out rows, their targets, and the classes that they were taken for."""
+        """Return the summed loss of held-out rows, the number of targets, and the predicted classes."""
         ids = with_marks(batch.input_ids, batch.extras)
         if self._task is not None:
             return self._task.measure_rows(self._stage, ids, batch.labels)
@@ -267,7 +267,7 @@ class SiteData:
         """Yield the batches of a round, which follow from its number alone: a site may miss any others.
 
         Args:
-            batch_size: Sequences that a batch takes of the loader; pairs, where pairs are learned.
+            batch_size: Sequences of a batch, or pairs in a run on preferences.
         """
         self.loader.load_position({**self.loader.position_state(), "num_samples": (number - 1) * steps * batch_size})
         for _ in range(steps):
@@ -280,7 +280,7 @@ class SiteSchedule:
 
     Attributes:
         optimizer: Begun anew in every round.
-        batch_size: Sequences of a step; pairs, where pairs are learned.
+        batch_size: Sequences of a step, or pairs in a run on preferences.
     """
 
     optimizer: OptimizerConfig

@@ -28,7 +28,7 @@ from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.split.roles.client import Feedback, PackedMicrobatch, SplitClient
 from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.training.classification import HeldOutScores
-from phalanx.split.training.parts import Front, FrontPart, build_back
+from phalanx.split.training.parts import FewBits, Front, FrontPart, build_back
 from phalanx.split.training.task import NextToken, SplitTask
 from phalanx.split.training.trainer import BackTrainer
 
@@ -156,8 +156,9 @@ class SplitSimulator:
             scene.source,
             split.cut,
             wire=split.wire,
-            precision=scene.precision,
-            quantize=scene.adapter.quantize if isinstance(scene.adapter, LoraConfig) else None,
+            few_bits=FewBits(
+                scene.precision, scene.adapter.quantize if isinstance(scene.adapter, LoraConfig) else None
+            ),
             **kernel,
         )
         back = build_back(scene.source, split.cut, adapter=scene.adapter, seed=scene.seed, **kernel)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -43,6 +44,18 @@ def computing_in(precision: Precision) -> AbstractContextManager[object]:
     return torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
+@dataclass(frozen=True)
+class FewBits:
+    """Bits of the matrices and products of a front part.
+
+    Attributes:
+        quantize: Format of the matrices of its blocks; None for the format of the files.
+    """
+
+    precision: Precision = "fp32"
+    quantize: Quantization | None = None
+
+
 class FrontPart:
     """Embedding and first layers, frozen and without dropout, which a client runs.
 
@@ -50,7 +63,7 @@ class FrontPart:
         wire: Precision of what leaves, a key of `WIRE_DTYPES`.
         document_attention: Whether attention stays inside documents; ids come, and hidden states leave, with their
             borders then, as `with_marks` has it.
-        quantize: Format of the matrices of its blocks; as the files have them where it is None.
+        few_bits: Bits of its matrices and products.
     """
 
     def __init__(
@@ -61,16 +74,15 @@ class FrontPart:
         attention: Attention = "sdpa",
         wire: str = "fp32",
         document_attention: bool = False,
-        precision: Precision = "fp32",
-        quantize: Quantization | None = None,
+        few_bits: FewBits = FewBits(),
     ) -> None:
         front, _ = cut_model(source.num_layers, cut)
         # an adapter that is never trained adds zeros
-        packed = None if quantize is None else LoraConfig(rank=1, quantize=quantize)
+        packed = None if few_bits.quantize is None else LoraConfig(rank=1, quantize=few_bits.quantize)
         self.module = build_stage(
             source, front, adapter=packed, activation_checkpointing=False, attention=attention, seed=0
         )
-        self._precision = precision
+        self._precision = few_bits.precision
         self.module.attends = "documents" if document_attention else "causal"
         self.module.requires_grad_(False)
         self.module.eval()

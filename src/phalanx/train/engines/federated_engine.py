@@ -33,14 +33,15 @@ class RoundRecorder(Protocol):
 
 
 @dataclass(frozen=True)
-class OwnerMeasures:
-    """What the owner measures the agreed weights by, beside its held-out rows.
+class OwnerModel:
+    """The owner's copy of the model, and its measures beside held-out rows.
 
     Attributes:
-        pairs: Measures held-out pairs; None where no pairs are learned.
-        sampler: Has the model write texts; None where the run file asks for none.
+        pairs: Measure of held-out pairs; None where no pairs are learned.
+        sampler: Writer of texts; None where the run file asks for none.
     """
 
+    model: WholeModel
     pairs: PreferenceMeasure | None = None
     sampler: TextSampler | None = None
 
@@ -57,15 +58,13 @@ class FederatedEngine:
     def __init__(
         self,
         coordinator: RoundCoordinator,
-        model: WholeModel,
+        owned: OwnerModel,
         rate: Callable[[int], float],
         rounds: MetricsFile,
         recorder: RoundRecorder,
-        *,
         budget: BudgetLedger | None = None,
-        measures: OwnerMeasures = OwnerMeasures(),
     ) -> None:
-        self._coordinator, self._model, self._rate, self._measures = coordinator, model, rate, measures
+        self._coordinator, self._model, self._rate, self._owned = coordinator, owned.model, rate, owned
         self._rounds, self._recorder, self._budget = rounds, recorder, budget
         self._num_steps = 0
 
@@ -106,16 +105,16 @@ class FederatedEngine:
         sites = {site: _site_row(scores) for site, scores in self._coordinator.measure_at_sites().items()}
         self._rounds.append_record({"step": max(0, self._num_steps - 1), "measured": self._num_steps, "sites": sites})
         self._model.load_weights(self._coordinator.weights)
-        if self._measures.pairs is not None:
-            return list(self._measures.pairs([self._model.torch_module], sets))
+        if self._owned.pairs is not None:
+            return list(self._owned.pairs([self._model.torch_module], sets))
         return [_make_validation(self._model.measure_batches(batches)) for batches in sets]
 
     def sample_texts(self) -> tuple[TextSample, ...]:
         """Texts of the model with the agreed weights; none where the run file asks for none."""
-        if self._measures.sampler is None:
+        if self._owned.sampler is None:
             return ()
         self._model.load_weights(self._coordinator.weights)
-        return tuple(self._measures.sampler.write_samples([self._model.torch_module]))
+        return tuple(self._owned.sampler.write_samples([self._model.torch_module]))
 
     def measure_rows(self, rows: Sequence[Batch]) -> list[float]:
         """Sum of nats of each row by the agreed weights, here: no site is asked."""

@@ -30,6 +30,7 @@ from phalanx.split.hardware.tier import describe_protection, file_counter, open_
 from phalanx.split.roles.client import Feedback
 from phalanx.split.roles.client_end import ClientEnd
 from phalanx.split.roles.turns import TurnTaker
+from phalanx.split.training.parts import FewBits
 from phalanx.telemetry import PhaseTimer
 from phalanx.train.config import SplitRun
 from phalanx.train.parties.client_file import ClientFile
@@ -79,8 +80,7 @@ class ClientProcess:
             split.cut,
             attention=run.model.attention,
             wire=split.wire,
-            precision=run.computes_in,
-            quantize=run.model.base_quantization,
+            few_bits=FewBits(run.computes_in, run.model.base_quantization),
         )
         self._kinds = kinds_of(run, source, num_classes_of(run))
         self._ready = ready_of(client, source, read)

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -50,10 +50,6 @@ class RankedTrainer:
 
     Args:
         rate: Learning rate of a round by its number, as every rank computes it.
-        dp: Divisor of the rows of a measurement.
-        pairs: Measures held-out pairs in this process; None where no pairs are learned.
-        rows: The site's private rows, of which each step is charged before it is drawn; None where rows are not
-            private.
 
     Guarantees:
         A round begins with the weights that it is given and an optimizer that is new, so the same arguments give the
@@ -66,14 +62,11 @@ class RankedTrainer:
         data: SiteData,
         schedule: SiteSchedule,
         rate: Callable[[int], float],
-        dp: int,
-        *,
-        objective: Objective = OBJECTIVES["causal_lm"],
-        pairs: "PairsInTurn | None" = None,
-        rows: SiteRows | None = None,
+        learning: "RankedLearning",
     ) -> None:
-        self._lead, self._data, self._schedule, self._rate, self._dp = lead, data, schedule, rate, dp
-        self._pairs, self._kind, self._objective, self._rows = pairs, schedule.optimizer.kind, objective, rows
+        self._lead, self._data, self._schedule, self._rate = lead, data, schedule, rate
+        self._dp, self._objective = learning.dp, learning.objective
+        self._pairs, self._rows, self._kind = learning.pairs, learning.rows, schedule.optimizer.kind
         self._shapes = shapes_of(self._collect_weights())
 
     def trained_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -171,6 +164,23 @@ class RankedTrainer:
         return dict(sorted(state.items()))
 
 
+@dataclass(frozen=True)
+class RankedLearning:
+    """The objective of ranks, and the rows that it reads.
+
+    Attributes:
+        dp: Divisor of the rows of a batch.
+        pairs: Measure of held-out pairs; None where no pairs are learned.
+        rows: The site's private rows, of which each step is charged before it is drawn; None where rows are not
+            private.
+    """
+
+    dp: int
+    objective: Objective = OBJECTIVES["causal_lm"]
+    pairs: "PairsInTurn | None" = None
+    rows: SiteRows | None = None
+
+
 class PairsInTurn:
     """A measure of held-out pairs by one process, which builds one layer after the other.
 
@@ -222,10 +232,12 @@ def ranked_trainer(
             data,
             schedule,
             lambda number: learning_rate(run.optimizer, number - 1, total),
-            parallel.dp,
-            objective=objective_of(recipe.objective),
-            pairs=PairsInTurn(source, recipe) if run.train.learns_pairs else None,
-            rows=rows,
+            RankedLearning(
+                parallel.dp,
+                objective_of(recipe.objective),
+                PairsInTurn(source, recipe) if run.train.learns_pairs else None,
+                rows,
+            ),
         )
         lead.end_run()
 

@@ -197,7 +197,7 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "split": ValueLimit(
             "an enclave keeps neither a loss scale nor master weights", _SET_BF16, only=("fp32", "bf16")
         ),
-        "split+pipeline": ValueLimit("its stages were tried in float32 only", only=("fp32",)),
+        "split+pipeline": ValueLimit("its stages were tried in float32 only", never=("bf16",)),
         "federated": ValueLimit(
             "its loss scale follows from the steps before, but a round that is repeated must give the same update",
             _SET_BF16,

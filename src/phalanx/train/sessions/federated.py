@@ -30,7 +30,7 @@ from phalanx.train.batches.samples import TextSampler
 from phalanx.train.batches.scores import describe_texts
 from phalanx.train.batches.site_data import SharedTexts
 from phalanx.train.config import FederatedPipelineRun, FederatedRun
-from phalanx.train.engines.federated_engine import FederatedEngine, OwnerMeasures, SiteBudgets
+from phalanx.train.engines.federated_engine import FederatedEngine, OwnerModel, SiteBudgets
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.context import SessionContext
@@ -184,12 +184,11 @@ class FederatedSetup:
             rounds.truncate_after(opening.start - 1)
             engine = FederatedEngine(
                 coordinator,
-                self._model,
+                OwnerModel(self._model, self._pairs, self.material.sampler),
                 lambda step: learning_rate(run.optimizer, step, run.train.steps),
                 rounds,
                 recorder,
-                budget=budget,
-                measures=OwnerMeasures(self._pairs, self.material.sampler),
+                budget,
             )
             context.figures.rounds = engine
             if opening.checkpoint is not None:
