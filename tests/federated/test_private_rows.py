@@ -12,13 +12,14 @@ from test_site_trainer import ARCHITECTURE, SGD, data_of
 
 from forked_child import run_in_fork
 from late_imports import need_module
+from phalanx.data import DOCUMENTS
 from phalanx.errors import AuditLogError, ConfigError, FailedRoundError, PrivacyBudgetError
 from phalanx.federated.algorithms import PlainRule
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.local import SpentRows
 from phalanx.federated.private_rows import PrivateSteps, SiteRows, open_site_ledger
 from phalanx.federated.rounds.coordinator import BUDGET_SPENT
-from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer, WholeModel
+from phalanx.federated.site_trainer import Learning, SiteSchedule, SiteTrainer, WholeModel
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.security.privacy import BudgetLedger, PoissonGaussian, PrivacyConfig
 from phalanx.train.engines.federated_engine import SiteBudgets
@@ -50,7 +51,7 @@ def source(tmp_path_factory):
 
 def model_of(source, adapter=ADAPTER):
     config = ModelConfig(from_scratch=True, architecture=ARCHITECTURE, adapter=adapter)
-    model = WholeModel(source, config, 3, "causal_lm", 0, frozen_a=False)
+    model = WholeModel(source, config, 3, Learning(), frozen_a=False)
     draw = torch.Generator().manual_seed(9)
     # the gradient of one factor is zero while the other one is
     model.load_weights(
@@ -117,6 +118,38 @@ def test_a_step_without_noise_is_the_sum_of_rows_that_are_clipped_one_by_one(sou
         for name, one in zip(total, given, strict=True):
             total[name] += one * min(1.0, CLIP / norms[-1])
     assert drawn and max(norms) > CLIP
+    for name, one in total.items():
+        torch.testing.assert_close(found[name], -one / SIZE, rtol=1e-4, atol=1e-7)
+
+
+def test_rows_that_attend_inside_documents_are_clipped_one_by_one(source, tmp_path):
+    documents = (torch.rand((12, 8), generator=torch.Generator().manual_seed(8)) < 0.4).cumsum(1)
+    drawn, rows = [], rows_of(tmp_path, settings(), step=LinearStep(0.0))
+    plain = rows._data.pick
+
+    def pick(numbers):
+        drawn.extend(numbers)
+        return replace(plain(numbers), extras={DOCUMENTS: documents[list(numbers)]})
+
+    rows._data = replace(rows._data, pick=pick)
+    config = ModelConfig(from_scratch=True, architecture=ARCHITECTURE, adapter=ADAPTER)
+    model, alone = (WholeModel(source, config, 3, Learning(attends="documents"), frozen_a=False) for _ in range(2))
+    for one in (model, alone):
+        one.load_weights(model_of(source).copy_weights())
+    plan = schedule(1)
+    trainer = SiteTrainer(model, data_of("site-0", (0, 1), SIZE), plan, None, PrivateSteps(model, rows, plan))
+
+    found = moved(trainer).delta
+
+    total = {name: torch.zeros_like(one) for name, one in alone.trained.items()}
+    for row in list(drawn):
+        batch = pick([row])
+        loss = alone.row_losses(batch.input_ids, batch.labels, batch.extras).sum()
+        given = torch.autograd.grad(loss, list(alone.trained.values()))
+        length = norm(dict(zip(total, given, strict=True)))
+        for name, one in zip(total, given, strict=True):
+            total[name] += one * min(1.0, CLIP / length)
+    assert drawn
     for name, one in total.items():
         torch.testing.assert_close(found[name], -one / SIZE, rtol=1e-4, atol=1e-7)
 

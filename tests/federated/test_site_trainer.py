@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from phalanx.data import Batch, BatchLoader
 from phalanx.errors import CheckpointError, ConfigError, FailedBatchError
 from phalanx.federated.algorithms import ALGORITHMS, PlainRule
-from phalanx.federated.site_trainer import SiteData, SiteSchedule, SiteTrainer, WholeModel
+from phalanx.federated.site_trainer import Learning, SiteData, SiteSchedule, SiteTrainer, WholeModel
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.optimizers import OptimizerConfig
 
@@ -50,7 +50,7 @@ def source(tmp_path_factory):
 
 def model_of(source, adapter=None, **more) -> WholeModel:
     config = ModelConfig(from_scratch=True, architecture=ARCHITECTURE, adapter=adapter)
-    return WholeModel(source, config, 3, "causal_lm", 0, **{"frozen_a": False, **more})
+    return WholeModel(source, config, 3, Learning(), **{"frozen_a": False, **more})
 
 
 def data_of(name: str, share, size: int) -> SiteData:

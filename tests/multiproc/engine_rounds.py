@@ -1,15 +1,20 @@
 """Rounds of three `phalanx site` processes over a real engine, beside the same over the loopback carrier."""
 
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from real_runs import Place
 
 from phalanx.cli import run_command
 from tiny_run_file import tiny_run_file
 
+ENGINES = "PHALANX_ENGINES"
+"""Variable with a folder in which tests may make an environment for an engine; CI sets it."""
 SITES = ("north", "south", "east")
 SECTION = """
 [federated]
@@ -18,6 +23,28 @@ min_cohort = 3
 local_steps = 2
 deadline_s = 600.0
 """
+
+
+def find_engine(program: str, requirement: str, variable: str) -> str:
+    """Return the path of an engine's program, or skip the test.
+
+    It is named by a variable, or is on the path, or is installed where CI lets tests make environments: each in one of
+    its own, since the engines' pins clash with ours.
+    """
+    if path := shutil.which(os.environ.get(variable, program)):
+        return path
+    if ENGINES in os.environ:
+        home = Path(os.environ[ENGINES]) / requirement
+        if not (home / "bin" / program).exists():
+            commands = ((sys.executable, "-m", "venv", home), (home / "bin" / "pip", "install", "-q", requirement))
+            for command in commands:
+                done = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+                if done.returncode:
+                    shutil.rmtree(home, ignore_errors=True)
+                    break
+        if (home / "bin" / program).exists():
+            return str(home / "bin" / program)
+    pytest.skip(f"{program} is not installed")
 
 
 def phalanx(*words: str) -> None:

@@ -214,3 +214,111 @@ def test_sites_of_two_ranks_each_come_to_the_weights_of_sites_of_one_process(tmp
     own = [row["sites"] for row in all_rows(place, "run") + all_rows(place, "one") if row.get("measured") == 3]
     for site in ("north", "south"):
         assert own[0][site]["loss"] == pytest.approx(own[1][site]["loss"], rel=1e-6)
+
+
+CHATS = [
+    {"messages": [{"role": "user", "content": f"{a}+{b}?"}, {"role": "assistant", "content": str(a + b)}]}
+    for a in range(8)
+    for b in range(8)
+]
+PAIRS = [
+    {"prompt": f"{a}+{b}=", "chosen": f"{a + b}.", "rejected": f"{a + b + 1}!"} for a in range(8) for b in range(8)
+]
+NAMED = SECTION.replace('"north", "south", "west", "east"', '"site-1", "site-2", "site-3"')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("conversations", ("data.attention=document", "train.precision=bf16", "train.neftune_alpha=5.0")),
+        # masked sums round by chance, so their last bits are not compared
+        ("preferences", ("train.objective=dpo",)),
+    ],
+)
+def test_chats_and_pairs_at_site_processes_have_the_bits_of_simulated_sites(tmp_path, kind, settings):
+    records = tmp_path / f"{kind}.jsonl"
+    records.write_text("".join(json.dumps(one) + "\n" for one in (CHATS if kind == "conversations" else PAIRS)))
+    more = (*settings, "data.tokenizer.vocab_size=262", "data.sequence_length=48", "model.architecture.n_positions=48")
+    for name, sites in (("processes", NAMED), ("simulated", NAMED.replace(NAMED.split("\n")[2], "simulated = 3"))):
+        text = tiny_run_file(f'[model.adapter]\nkind = "lora"\nrank = 4\nalpha = 8\n{sites}', steps=4, validate_every=4)
+        text = text.replace(
+            'sources = [{ kind = "python_manual" }]', f'{kind} = {{ sources = [{{ path = "{records}" }}] }}'
+        )
+        (tmp_path / f"{name}.toml").write_text(text.replace("max_documents = 12\n", ""))
+
+    real, simulated = (
+        Place(tmp_path, tmp_path / f"{name}.toml").finish(*more, run_dir=name, anew=True)
+        for name in ("processes", "simulated")
+    )
+
+    assert real["final_weights_digest"] == simulated["final_weights_digest"]
+    assert real["loss_last"] < real["loss_first"]
+    assert (real["world"]["processes"], simulated["world"]["processes"]) == (4, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout", ["[parallel]\ndp = 2\n", "[pipeline]\nstages = 4\n[guard]\npreset = 'light'\n"], ids=["ranks", "stages"]
+)
+@pytest.mark.parametrize("objective", ["dpo", "causal_lm"])
+def test_ranks_and_stages_of_sites_learn_pairs_and_documents_as_one_process_does(tmp_path, layout, objective):
+    """SGD where ranks have it; stages have AdamW, with an eps that hides rounding."""
+    records = tmp_path / "records.jsonl"
+    is_pairs = objective == "dpo"
+    records.write_text("".join(json.dumps(one) + "\n" for one in (PAIRS if is_pairs else CHATS)))
+    kind = "preferences" if is_pairs else "conversations"
+    # two rows of a pair, in each of four microbatches of each of two ranks
+    more = (
+        f"train.objective={objective}",
+        "data.tokenizer.vocab_size=262",
+        "optimizer.eps=1e-2",
+        "train.batch_size=16",
+    )
+    more += ("data.sequence_length=32", "model.architecture.n_positions=32")
+    if not is_pairs:
+        more += ("data.attention=document", "train.precision=bf16" if "stages" in layout else "train.neftune_alpha=2.0")
+    two = NAMED.replace('"site-1", "site-2", "site-3"', '"site-1", "site-2"').replace(
+        "min_cohort = 3", "min_cohort = 2"
+    )
+    for name, section in (("one", two), ("many", two + layout)):
+        text = tiny_run_file(section, steps=2, validate_every=2)
+        text = text.replace(
+            'sources = [{ kind = "python_manual" }]', f'{kind} = {{ sources = [{{ path = "{records}" }}] }}'
+        )
+        (tmp_path / f"{name}.toml").write_text(text.replace("max_documents = 12\n", ""))
+
+    alone, many = (
+        Place(tmp_path, tmp_path / f"{name}.toml").finish(*more, run_dir=name, anew=True) for name in ("one", "many")
+    )
+
+    tolerance = 1e-2 if "train.precision=bf16" in more else 1e-5
+    for name in ("loss_first", "loss_last"):
+        assert many[name] == pytest.approx(alone[name], rel=tolerance)
+    own = [
+        next(row["sites"] for row in all_rows(Place(tmp_path, tmp_path / "one.toml"), run) if row.get("measured") == 2)
+        for run in ("one", "many")
+    ]
+    for site, scores in own[0].items():
+        assert own[1][site]["loss"] == pytest.approx(scores["loss"], rel=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 1])
+def test_ranks_of_a_site_with_private_rows_charge_each_step_once_and_tell_no_loss(tmp_path, zero):
+    pytest.importorskip("opacus", reason="needs the extra `dp`")
+    adapter = '[model.adapter]\nkind = "lora"\nrank = 2\nalpha = 4\n'
+    rows = f"[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n[parallel]\ndp = 2\nzero = {zero}\n"
+    two = SECTION.replace('"south", "west", "east"', '"south"').replace("min_cohort = 3", "min_cohort = 2")
+    text = tiny_run_file(adapter + two + rows, steps=3, validate_every=3)
+    run_file = tmp_path / "rounds.toml"
+    run_file.write_text(text.replace('{ kind = "bpe", vocab_size = 300 }', byte_vocabulary(tmp_path)))
+    place = Place(tmp_path, run_file)
+
+    summary = place.finish(anew=True)
+
+    # two local steps in each of three rounds, whatever the number of ranks
+    assert charged(place, "north") == charged(place, "south") == list(range(6))
+    assert 0 < summary["privacy"]["epsilon_spent"] <= 8.0
+    told = [share for row in rounds_of(place) for share in row["sites"].values()]
+    assert len(told) == 6 and all(share["loss"] is None for share in told)

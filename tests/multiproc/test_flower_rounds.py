@@ -10,9 +10,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from engine_rounds import SITES, assert_rounds_as_over_loopback, phalanx
+from engine_rounds import SITES, assert_rounds_as_over_loopback, find_engine, phalanx
 
-FLWR = shutil.which(os.environ.get("PHALANX_FLWR", "flwr"))
 _CONFIG = '[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
 
 
@@ -20,8 +19,9 @@ class Deployment:
     """A SuperLink and a SuperNode for each site, as processes; a short path, for sockets."""
 
     def __init__(self) -> None:
+        self.program = find_engine("flwr", "flwr==1.41.0", "PHALANX_FLWR")
         self.home = Path(tempfile.mkdtemp(prefix="phx-"))
-        folder = str(Path(FLWR).parent)
+        folder = str(Path(self.program).parent)
         # nothing of this environment is to reach Flower's
         self.environment = {"HOME": str(self.home), "PATH": f"{folder}:/usr/bin:/bin", "FLWR_TELEMETRY_ENABLED": "0"}
         self.environment["FLWR_HOME"] = str(self.home / "flwr")
@@ -38,7 +38,7 @@ class Deployment:
 
     def start(self, program: str, *words: str) -> None:
         with (self.home / f"{len(self.started)}.log").open("wb") as log:
-            command = [str(Path(FLWR).parent / program), *words]
+            command = [str(Path(self.program).parent / program), *words]
             options = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "start_new_session": True}
             self.started.append(subprocess.Popen(command, env=self.environment, cwd=self.home, **options))
 
@@ -49,7 +49,7 @@ class Deployment:
             *("--site-socket", f"{self.home}/sockets/{{site}}/s"),
         )
         done = subprocess.run(
-            [FLWR, "run", str(app), "here"], env=self.environment, check=False, capture_output=True, timeout=400
+            [self.program, "run", str(app), "here"], env=self.environment, check=False, capture_output=True, timeout=400
         )
         assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
 
@@ -78,6 +78,5 @@ def deployment():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.skipif(FLWR is None, reason="flwr is not installed")
 def test_flower_carries_rounds_to_the_bits_of_the_loopback_carrier(deployment, tmp_path):
     assert_rounds_as_over_loopback(deployment.home, tmp_path, deployment.submit)

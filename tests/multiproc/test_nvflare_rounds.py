@@ -1,30 +1,28 @@
 """NVFlare's proof-of-concept kit carries the rounds of three site processes, to the bits of the loopback carrier."""
 
 import contextlib
-import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
-from engine_rounds import SITES, assert_rounds_as_over_loopback, phalanx
-
-NVFLARE = shutil.which(os.environ.get("PHALANX_NVFLARE", "nvflare"))
+from engine_rounds import SITES, assert_rounds_as_over_loopback, find_engine, phalanx
 
 
 @pytest.fixture
 def kit():
     """NVFlare's server and three clients as processes; a short path, for sockets."""
+    program = find_engine("nvflare", "nvflare==2.9.0", "PHALANX_NVFLARE")
     home = Path(tempfile.mkdtemp(prefix="phx-"))
-    folder = str(Path(NVFLARE).parent)
+    folder = str(Path(program).parent)
     # the kit calls python by its name; nothing of this environment is to reach it
     environment = {"HOME": str(home), "PATH": f"{folder}:/usr/bin:/bin", "NVFLARE_POC_WORKSPACE": str(home / "kit")}
 
     def nvflare(*words: str) -> None:
         with (home / "nvflare.log").open("ab") as log:
             options = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL, "timeout": 400}
-            done = subprocess.run([NVFLARE, *words], env=environment, check=False, **options)
+            done = subprocess.run([program, *words], env=environment, check=False, **options)
         assert done.returncode == 0, (home / "nvflare.log").read_text()[-2000:]
 
     nvflare("poc", "prepare", "-c", *SITES, "--force")
@@ -37,7 +35,6 @@ def kit():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.skipif(NVFLARE is None, reason="nvflare is not installed")
 def test_nvflare_carries_rounds_to_the_bits_of_the_loopback_carrier(kit, tmp_path):
     home, nvflare = kit
 

@@ -7,7 +7,10 @@ import signal
 import pytest
 from real_runs import TINY, descendant, events, exists
 
+from phalanx.config.extras import has_bitsandbytes
+
 pytestmark = pytest.mark.slow
+NEEDS_QUANT = pytest.mark.skipif(not has_bitsandbytes(), reason="needs the extra `quant`")
 SPLIT = """
 [model.adapter]
 rank = 2
@@ -139,6 +142,24 @@ def test_an_enclave_behind_a_sandbox_computes_the_same_and_is_ended_with_its_run
     assert process.wait() == 0, process.text
     assert summary["final_weights_digest"] == sealed["final_weights_digest"]
     assert "not secret from root" in summary["split"]["worth"]
+    assert lines_of(split, "confined") == lines_of(split, "run")
+
+
+@pytest.mark.parametrize(
+    "few_bits", ["train.precision=bf16", pytest.param("model.adapter.quantize=nf4", marks=NEEDS_QUANT)]
+)
+def test_parts_in_few_bits_compute_the_same_in_the_clear_sealed_and_behind_a_sandbox(split, few_bits):
+    confined = ("split.tier='process'", "split.allow_insecure_sim=false", few_bits)
+    process = split.train(*confined, run_dir="confined")
+    sealed = split.finish(few_bits, run_dir="run")
+    plain = split.finish(*PLAINTEXT, few_bits, run_dir="plain")
+    whole = split.finish(run_dir="whole")
+
+    assert lines_of(split, "run") == lines_of(split, "plain") != lines_of(split, "whole")
+    assert sealed["final_weights_digest"] == plain["final_weights_digest"] != whole["final_weights_digest"]
+    if process.wait() != 0 and "isolation" in process.text:
+        pytest.skip(process.text.strip().splitlines()[-1])
+    assert process.wait() == 0, process.text
     assert lines_of(split, "confined") == lines_of(split, "run")
 
 

@@ -17,12 +17,22 @@ def split_config(mode="sealed", **changes) -> SplitConfig:
 
 
 def make_scene(
-    source, mode="sealed", *, seed=0, rows=1, microbatches=4, document_attention=False, **changes
+    source,
+    mode="sealed",
+    *,
+    seed=0,
+    rows=1,
+    microbatches=4,
+    document_attention=False,
+    precision="fp32",
+    quantize=None,
+    dora=False,
+    **changes,
 ) -> SplitScenario:
     return SplitScenario(
         source=source,
         split=split_config(mode, **changes),
-        adapter=LoraConfig(rank=2),
+        adapter=LoraConfig(rank=2, quantize=quantize, dora=dora),
         optimizer=OptimizerConfig(lr=1e-2, warmup_steps=1, clip_norm=0.5),
         rows=rows,
         seq=SEQ,
@@ -30,6 +40,7 @@ def make_scene(
         total_steps=20,
         seed=seed,
         document_attention=document_attention,
+        precision=precision,
     )
 
 

@@ -4,13 +4,17 @@ import pytest
 import torch
 from split_scene import HIDDEN, LAYERS, SEQ, batch_of, make_scene, same, train
 
+from phalanx.config.extras import has_bitsandbytes
 from phalanx.data import IGNORE
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import AttentionPattern, LoraConfig, StageSpec, build_stage, with_marks
 from phalanx.objectives import causal_lm_loss
 from phalanx.split import BackTrainer, FrontPart, build_back, cut_model
+from phalanx.split.training.parts import FewBits, computing_in
 from phalanx.split.training.task import NextToken
 from phalanx.testing import SplitSimulator
+
+NEEDS_QUANT = pytest.mark.skipif(not has_bitsandbytes(), reason="needs the extra `quant`")
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
@@ -90,6 +94,44 @@ def test_sealed_and_plaintext_splits_attend_inside_documents_alike(source, wire)
     assert losses == [plain.step(batch).loss for batch in batches]
     assert same(sealed.copy_adapters(), plain.copy_adapters())
     assert losses != [loss for loss, _ in train(SplitSimulator(make_scene(source, wire=wire)), 2)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"precision": "bf16"}, {"dora": True}, pytest.param({"quantize": "nf4"}, marks=NEEDS_QUANT)],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_adapters_and_precisions_of_all_kinds_are_sealed_without_loss_and_learn_as_the_uncut_model(source, changes):
+    sealed = SplitSimulator(make_scene(source, **changes))
+    plain = SplitSimulator(make_scene(source, "plaintext", **changes))
+    losses = train(sealed, 3)
+
+    assert losses == train(plain, 3)
+    assert same(sealed.copy_adapters(), plain.copy_adapters())
+    # both parts have the bits of an uncut model in as few bits, and others than those of float32
+    adapter = LoraConfig(rank=2, quantize=changes.get("quantize"), dora=changes.get("dora", False))
+    few_bits = FewBits(changes.get("precision", "fp32"), adapter.quantize)
+    spec = StageSpec(0, 1, 0, LAYERS)
+    whole = build_stage(source, spec, adapter=adapter, activation_checkpointing=False, attention="sdpa", seed=0).eval()
+    front, back = FrontPart(source, 2, few_bits=few_bits), build_back(source, 2, adapter=adapter).eval()
+    ids, _ = batch_of(0)[1]
+    with torch.no_grad(), computing_in(few_bits.precision):
+        logits = [back(front(ids)), whole(ids)]
+    assert torch.equal(*logits)
+    assert losses != train(SplitSimulator(make_scene(source)), 3)
+
+
+def test_what_is_measured_of_the_back_part_is_in_float32_whatever_it_learns_in(source):
+    back = build_back(source, 2, adapter=LoraConfig(rank=2))
+    hidden, labels = FrontPart(source, 2)(batch_of(0)[1][0]), batch_of(0)[1][1]
+    scores = [
+        BackTrainer(back, NextToken(), make_scene(source).optimizer, 20, precision=precision).measure_microbatch(
+            hidden, labels
+        )
+        for precision in ("fp32", "bf16")
+    ]
+
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.parametrize("cut", [0, LAYERS, -1])

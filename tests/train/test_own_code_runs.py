@@ -211,6 +211,27 @@ def test_trusted_ranks_run_a_family_of_the_users_own(cwm, quietly, run_file, tmp
     assert summary["loss_last"] == pytest.approx(alone["loss_last"], rel=1e-6)
 
 
+SITES = ["{simulated=2}", pytest.param("{sites=['site-1','site-2']}", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("sites", SITES)
+def test_sites_learn_an_objective_of_the_users_own(own_run, quietly, tmp_path, sites):
+    of_sites = ("pipeline-", "train.steps=2", f"federated={sites}")
+
+    summary = quietly(own_run(*of_sites), tmp_path / "run")
+
+    usual = quietly(own_run(*of_sites, 'train.objective="causal_lm"'), tmp_path / "usual")
+    assert summary["loss_first"] == pytest.approx(usual["loss_first"] / 2, rel=1e-6)
+    assert summary["final_weights_digest"] != usual["final_weights_digest"]
+
+
+@pytest.mark.parametrize("sites", SITES)
+def test_sites_train_a_family_of_the_users_own(cwm, quietly, tmp_path, sites):
+    summary = quietly(cwm("pipeline-", f"federated={sites}"), tmp_path / "run")
+
+    assert summary["status"] == "completed" and summary["loss_last"] < summary["loss_first"]
+
+
 @pytest.mark.parametrize("axis", ["tp", "cp"])
 def test_a_layout_that_an_own_family_does_not_name_is_refused_by_name(cwm, quietly, tmp_path, axis):
     run = cwm("pipeline-", f"parallel={{{axis}=2}}")

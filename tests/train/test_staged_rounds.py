@@ -8,7 +8,7 @@ import torch
 from phalanx.data import BatchLoader
 from phalanx.errors import ConfigError
 from phalanx.federated.algorithms import PlainRule
-from phalanx.federated.site_trainer import SiteData, SiteSchedule, SiteTrainer, WholeModel
+from phalanx.federated.site_trainer import Learning, SiteData, SiteSchedule, SiteTrainer, WholeModel
 from phalanx.lab.attacks import make_actor
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig
@@ -96,7 +96,7 @@ def make_site(tmp_path_factory):
 
 def one_process(site):
     run = site.company.run_config
-    model = WholeModel(site.company.source, run.model, run.train.seed, "causal_lm", 0, frozen_a=False)
+    model = WholeModel(site.company.source, run.model, run.train.seed, Learning(), frozen_a=False)
     return SiteTrainer(model, data_of(run), SCHEDULE)
 
 

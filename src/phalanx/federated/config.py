@@ -121,11 +121,18 @@ class EnclaveSumsConfig(StrictModel):
         return self
 
 
+def simulated_names(number: int | None) -> tuple[str, ...]:
+    """Return the names of so many simulated sites."""
+    return tuple(f"site-{site}" for site in range(1, (number or 0) + 1))
+
+
 class FederatedConfig(StrictModel):
     """Sites that train on their own data; one step of the run is one round of them.
 
     Attributes:
         sites: Party names. Each has a process, keys and a share of the data of its own.
+        simulated: Number of sites that the owner's process plays itself, for experiments with many; in the place of
+            `sites`. NOT PRIVATE: that process has all keys, texts and updates.
         min_cohort: Updates that a round needs; one with fewer is done again. With `secure` the least sites of a sum.
         fraction: Share of the sites that a round asks, drawn by the run's seed.
         local_steps: Optimizer steps of a site in a round, with ``[optimizer]`` begun anew; its learning rate is that of
@@ -158,7 +165,11 @@ class FederatedConfig(StrictModel):
 
     model_config = RENAMED_KEYS
 
-    sites: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")], ...], Field(min_length=2)]
+    simulated: Annotated[int, Field(ge=2, le=10_000)] | None = later_key(None)
+    sites: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")], ...],
+        Field(min_length=2, default_factory=lambda keys: simulated_names(keys.get("simulated"))),
+    ]
     min_cohort: Annotated[int, Field(ge=1)] = 2
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     local_steps: Annotated[int, Field(ge=1)] = 1
@@ -195,6 +206,7 @@ class FederatedConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_federated(self) -> Self:
+        self._check_simulation()
         if len(set(self.sites)) < len(self.sites) or OWNER in self.sites:
             raise ValueError(f'sites: {", ".join(self.sites)}: expected distinct names other than "{OWNER}"')
         if not self.min_cohort <= self.num_asked:
@@ -223,6 +235,23 @@ class FederatedConfig(StrictModel):
                 'secure = false, aggregator = "mean" and kind = "fedavg", or exchange = "frozen_a"'
             )
         return self
+
+    def _check_simulation(self) -> None:
+        if self.simulated is None:
+            return
+        if self.sites != simulated_names(self.simulated):
+            raise ValueError("simulated: names its sites itself; remove sites, or simulated")
+        lacking = {
+            'carrier = "bridge"': self.carrier == "bridge",
+            'sums = "enclave"': self.sums == "enclave",
+            "[federated.privacy]": self.privacy is not None,
+        }
+        for name, is_there in lacking.items():
+            if is_there:
+                raise ValueError(
+                    f"simulated: excludes {name}, which protects sites from the owner, whose process plays them here; "
+                    "remove one"
+                )
 
     def _check_rule(self) -> None:
         if self.aggregator == "mean" and (self.byzantine or self.before):
@@ -326,8 +355,9 @@ class FederatedConfig(StrictModel):
 
     @model_serializer(mode="wrap")
     def _serialize_federated(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the aggregator out where there is none, so that an older run file keeps its digest."""
-        return {key: value for key, value in write(self).items() if key != "enclave" or self.sums == "enclave"}
+        """Leave out an unused aggregator, for the digests of older run files, and the names of simulated sites."""
+        is_left_out = {"enclave": self.sums != "enclave", "sites": self.simulated is not None}
+        return {key: value for key, value in write(self).items() if not is_left_out.get(key, False)}
 
     @property
     def cohort_sizes(self) -> range:

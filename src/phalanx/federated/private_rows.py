@@ -128,7 +128,8 @@ class PrivateSteps:
         ids, labels = batch.input_ids, batch.labels
 
         def losses(numbers: Tensor) -> Tensor:
-            return self._model.row_losses(ids[numbers], labels[numbers])
+            extras = {name: rows[numbers] for name, rows in batch.extras.items()}
+            return self._model.row_losses(ids[numbers], labels[numbers], extras)
 
         for part in (labels != IGNORE).any(1).nonzero().flatten().chunk(self._schedule.microbatches):
             if len(part):

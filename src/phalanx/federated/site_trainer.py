@@ -3,9 +3,10 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,18 @@ from phalanx.errors import ConfigError, FailedBatchError, NonFiniteLossError
 from phalanx.federated.algorithms import LocalRule, Named
 from phalanx.federated.local import LocalUpdate, PersonalWeights, SiteScores, SpentRows, personal_names
 from phalanx.federated.vectors import shapes_of
-from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, with_marks
-from phalanx.objectives import OBJECTIVES
+from phalanx.models import (
+    AttentionKind,
+    ModelConfig,
+    ModelSource,
+    StageModule,
+    StageSpec,
+    add_embedding_noise,
+    build_stage,
+    with_marks,
+)
+from phalanx.models.master_weights import keep_masters
+from phalanx.objectives import ObjectiveSettings, causal_lm_loss, kind_of, objective_of
 from phalanx.optimizers import OptimizerConfig, StageOptimizer, clip_coefficient, gradient_norm_squared
 from phalanx.split import task_of
 
@@ -41,12 +52,29 @@ class PrivateGradients(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Learning:
+    """Objective and arithmetic of a whole model.
+
+    Attributes:
+        objective: Choice for `objective_of`.
+        num_classes: Number of classes; 0 without a classification.
+        attends: Kind of the attention mask.
+        precision: Value of `train.precision`; trained weights and updates are in float32 with every value.
+        neftune_alpha: Size of the noise on embeddings; None for none.
+    """
+
+    objective: str | ObjectiveSettings = "causal_lm"
+    num_classes: int = 0
+    attends: AttentionKind = "causal"
+    precision: Literal["fp32", "bf16", "bf16_weights"] = "fp32"
+    neftune_alpha: float | None = None
+
+
 class WholeModel:
     """A whole model in one process, with its trained parameters.
 
     Args:
-        objective: A key of `OBJECTIVES`.
-        num_classes: Number of classes; 0 without a classification.
         frozen_a: Whether the factors A of LoRA keep the values that the seed gave.
 
     Attributes:
@@ -55,10 +83,11 @@ class WholeModel:
     """
 
     def __init__(
-        self, source: ModelSource, config: ModelConfig, seed: int, objective: str, num_classes: int, *, frozen_a: bool
+        self, source: ModelSource, config: ModelConfig, seed: int, learning: Learning, *, frozen_a: bool
     ) -> None:
-        self._task, self._num_classes = task_of(objective, num_classes), num_classes
-        self._objective = OBJECTIVES[objective]
+        self._learning, self._objective = learning, objective_of(learning.objective)
+        # a task with a head of its own; all others are a loss of the model's output
+        self._task = task_of(kind_of(learning.objective), learning.num_classes) if self._objective.own_head else None
         self._stage = build_stage(
             source,
             StageSpec(0, 1, 0, source.num_layers),
@@ -67,8 +96,13 @@ class WholeModel:
             attention=config.attention,
             seed=seed,
         )
-        head = self._task.put_head(self._stage)
-        parameters: dict[str, nn.Parameter] = {**self._stage.trainable_parameters(), **head}
+        self._stage.attends = learning.attends
+        if self._task is not None:
+            self._task.put_head(self._stage)
+        add_embedding_noise(self._stage, learning.neftune_alpha)
+        if learning.precision == "bf16_weights":
+            keep_masters(self._stage)
+        parameters = self._stage.trainable_parameters()
         for name, parameter in parameters.items():
             parameter.requires_grad_(not (frozen_a and name.endswith(_A)))
         self.trained = {name: parameter for name, parameter in sorted(parameters.items()) if parameter.requires_grad}
@@ -104,21 +138,27 @@ class WholeModel:
             parameter.copy_(weights[name])
 
     @property
-    def torch_module(self) -> nn.Module:
+    def torch_module(self) -> StageModule:
         """The model; called with ids it gives logits."""
         return self._stage
+
+    def begin_step(self, seed: int, step: int) -> None:
+        """Give the noise on embeddings the number of the next step."""
+        if self._stage.embedding_noise is not None:
+            self._stage.embedding_noise.begin_step(seed, step)
 
     @property
     def learned_parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters, exchanged or personal."""
         return {**self.trained, **self.personal}
 
-    def row_losses(self, ids: Tensor, labels: Tensor) -> Tensor:
+    def row_losses(self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> Tensor:
         """Run some rows, and return the mean loss of each one over its own targets."""
-        losses = []
+        losses, read = [], without_attention(extras)
         # split, not slices: the backward pass of each slice would fill and add gradients of all rows
-        for row, logits in enumerate(self._stage(ids).split(1)):
-            loss, targets = self._objective(logits, labels[row : row + 1], NO_EXTRAS)
+        for row, logits in enumerate(self._stage(with_marks(ids, extras)).split(1)):
+            own = slice(row, row + 1)
+            loss, targets = self._objective(logits, labels[own], {name: rows[own] for name, rows in read.items()})
             losses.append(loss / max(1, targets))
         return torch.stack(losses)
 
@@ -136,10 +176,10 @@ class WholeModel:
         """Return the mean gradient over a batch's targets, the summed loss, and the targets."""
         total, targets = 0.0, 0
         for part in batch.split_microbatches(num_microbatches):
-            ids = with_marks(part.input_ids, part.extras)
-            loss, count = self._task.compute_loss(self._stage, ids, part.labels, without_attention(part.extras))
+            loss, count = self._compute_loss(part)
             # torch has no annotation for it
             loss.backward()  # type: ignore[no-untyped-call]
+            self._widen_gradients()
             total, targets = total + float(loss.detach()), targets + count
         gradients = self.take_gradients()
         if not targets or not math.isfinite(total):
@@ -154,10 +194,9 @@ class WholeModel:
         loss, targets, predicted, true = 0.0, 0, list[int](), list[int]()
         self._stage.eval()
         for batch in batches:
-            result = self._task.measure_rows(self._stage, with_marks(batch.input_ids, batch.extras), batch.labels)
-            loss, targets = loss + result.loss, targets + result.targets
-            predicted += result.answers
-            if self._num_classes:
+            result, count, answers = self._measure_batch(batch)
+            loss, targets, predicted = loss + result, targets + count, [*predicted, *answers]
+            if self._learning.num_classes:
                 true += [int(label) for label in batch.labels[batch.labels != IGNORE]]
         self._stage.train()
         counts = tuple(
@@ -166,9 +205,46 @@ class WholeModel:
                 predicted.count(number),
                 sum(a == b == number for a, b in zip(true, predicted, strict=True)),
             )
-            for number in range(self._num_classes)
+            for number in range(self._learning.num_classes)
         )
         return SiteScores(loss, targets, counts)
+
+    def _compute_loss(self, part: Batch) -> tuple[Tensor, int]:
+        """Return the summed loss of a microbatch, and its targets."""
+        ids, extras = with_marks(part.input_ids, part.extras), without_attention(part.extras)
+        if self._task is not None:
+            with self._autocast_context():
+                return self._task.compute_loss(self._stage, ids, part.labels, extras)
+        with self._autocast_context():
+            output = self._stage(ids)
+        return self._objective(output, part.labels, extras)
+
+    def _autocast_context(self) -> AbstractContextManager[object]:
+        is_cast = self._learning.precision == "bf16"
+        return torch.autocast("cpu", dtype=torch.bfloat16) if is_cast else nullcontext()
+
+    def _widen_gradients(self) -> None:
+        """Add the gradients of narrow weights to those of their masters, in float32."""
+        for name, parameter in self._stage.computing.items():
+            master = self._stage.masters[name]
+            if parameter.grad is not None and master.requires_grad:
+                wide = parameter.grad.to(torch.float32)
+                master.grad = wide if master.grad is None else master.grad + wide
+            parameter.grad = None
+
+    def _measure_batch(self, batch: Batch) -> tuple[float, int, Sequence[int]]:
+        """Return the summed loss of held-out rows, the number of targets, and the predicted classes."""
+        ids = with_marks(batch.input_ids, batch.extras)
+        if self._task is not None:
+            return self._task.measure_rows(self._stage, ids, batch.labels)
+        output = self._stage(ids)
+        # how far the next token is found, whatever rows are weighted by in training
+        loss, targets = (
+            self._objective(output, batch.labels, without_attention(batch.extras))
+            if self._objective.target == "pair"
+            else causal_lm_loss(output, batch.labels)
+        )
+        return float(loss), targets, ()
 
 
 @dataclass(frozen=True)
@@ -188,7 +264,11 @@ class SiteData:
     digest: str
 
     def round_batches(self, number: int, steps: int, batch_size: int) -> Iterator[Batch]:
-        """Yield the batches of a round, which follow from its number alone: a site may miss any others."""
+        """Yield the batches of a round, which follow from its number alone: a site may miss any others.
+
+        Args:
+            batch_size: Sequences of a batch, or pairs in a run on preferences.
+        """
         self.loader.load_position({**self.loader.position_state(), "num_samples": (number - 1) * steps * batch_size})
         for _ in range(steps):
             yield self.loader.next_batch()
@@ -200,6 +280,7 @@ class SiteSchedule:
 
     Attributes:
         optimizer: Begun anew in every round.
+        batch_size: Sequences of a step, or pairs in a run on preferences.
     """
 
     optimizer: OptimizerConfig
@@ -259,6 +340,7 @@ class SiteTrainer:
         schedule = self._schedule
         for step, batch in enumerate(self._data.round_batches(number, schedule.steps, schedule.batch_size)):
             torch.default_generator.manual_seed(self._dropout_seed(number, step))
+            self._model.begin_step(schedule.seed, (number - 1) * schedule.steps + step)
             yield self._model.compute_gradient(batch, schedule.microbatches)
 
     def measure_weights(self, weights: Mapping[str, Tensor]) -> SiteScores:
@@ -278,7 +360,8 @@ class _LocalOptimizer:
 
     def __init__(self, weights: Mapping[str, nn.Parameter], shared: frozenset[str], config: OptimizerConfig) -> None:
         self._weights, self._shared, self._config = weights, shared, config
-        self._adamw = StageOptimizer(weights, config) if config.kind == "adamw" else None
+        self._adamw = StageOptimizer(weights, config) if config.kind in ("adamw", "adamw8bit") else None
+        self._adafactor = _make_adafactor(weights, config) if config.kind == "adafactor" else None
         self._momenta: Named = {}
 
     def step(self, gradients: Named, rate: float, rule: LocalRule) -> None:
@@ -295,7 +378,20 @@ class _LocalOptimizer:
         )
         if self._adamw is not None:
             self._adamw.step(gradients, rate, 1.0)
-            return
+        elif self._adafactor is not None:
+            self._step_adafactor(self._adafactor, gradients, rate)
+        else:
+            self._step_sgd(weights, gradients, rate)
+
+    def _step_adafactor(self, optimizer: torch.optim.Optimizer, gradients: Named, rate: float) -> None:
+        for name, parameter in self._weights.items():
+            parameter.grad = gradients[name]
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def _step_sgd(self, weights: Named, gradients: Named, rate: float) -> None:
         for name, weight in weights.items():
             gradient = gradients[name]
             if weight.ndim > 1:
@@ -304,3 +400,11 @@ class _LocalOptimizer:
                 momentum = self._momenta.setdefault(name, torch.zeros_like(weight))
                 gradient = momentum.mul_(self._config.momentum).add_(gradient)
             weight.sub_(gradient, alpha=rate)
+
+
+def _make_adafactor(weights: Mapping[str, nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [w for w in weights.values() if (w.ndim >= 2) == is_decayed], "weight_decay": decay}
+        for is_decayed, decay in ((True, config.weight_decay), (False, 0.0))
+    ]
+    return torch.optim.Adafactor([group for group in groups if group["params"]], lr=config.lr)

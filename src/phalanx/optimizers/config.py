@@ -54,9 +54,9 @@ class OptimizerConfig(StrictModel):
     """AdamW, SGD or Adafactor, global-norm clipping and a learning-rate schedule.
 
     Attributes:
-        kind: "adamw"; in a run with ``[parallel]`` or ``[pipeline]`` also "adamw8bit", which keeps a byte for each
-            number of a moment; and with ``[parallel]`` "sgd" with momentum, or "adafactor", which keeps a row and a
-            column for each matrix instead of two moments of its size.
+        kind: "adamw"; in a run with ``[parallel]``, ``[pipeline]`` or ``[federated]`` also "adamw8bit", which keeps a
+            byte for each number of a moment; and with ``[parallel]`` or ``[federated]`` "sgd" with momentum, or
+            "adafactor", which keeps a row and a column for each matrix instead of two moments of its size.
         lr: Learning rate behind the warm-up, the largest one.
         betas: Decay of the first and the second moment.
         eps: Added to the root of the second moment.

@@ -6,13 +6,13 @@ attack may write: it sees every frame and decides what arrives.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 from torch import Tensor
 
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import FailedBatchError, FrameError, SealError
-from phalanx.models import AdapterConfig, Attention, ModelSource
+from phalanx.models import AdapterConfig, Attention, LoraConfig, ModelSource
 from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
 from phalanx.security.seal import ReleaseGate
@@ -28,7 +28,7 @@ from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.split.roles.client import Feedback, PackedMicrobatch, SplitClient
 from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.training.classification import HeldOutScores
-from phalanx.split.training.parts import Front, FrontPart, build_back
+from phalanx.split.training.parts import FewBits, Front, FrontPart, build_back
 from phalanx.split.training.task import NextToken, SplitTask
 from phalanx.split.training.trainer import BackTrainer
 
@@ -107,6 +107,7 @@ class SplitScenario:
         total_steps: Steps of the learning-rate schedule.
         seed: Seed of the adapters' first values and of dropout.
         document_attention: Whether attention stays inside documents.
+        precision: Matrix products of both parts.
     """
 
     source: ModelSource
@@ -120,6 +121,7 @@ class SplitScenario:
     seed: int = 0
     attention: Attention = "sdpa"
     document_attention: bool = False
+    precision: Literal["fp32", "bf16"] = "fp32"
 
 
 class SplitSimulator:
@@ -150,9 +152,19 @@ class SplitSimulator:
         self.host, self.bytes_crossed = host, 0
         self._scenario, self._attester = scene, attester
         kernel: _Kernel = {"attention": scene.attention, "document_attention": scene.document_attention}
-        self.front: Front = front or FrontPart(scene.source, split.cut, wire=split.wire, **kernel)
+        self.front: Front = front or FrontPart(
+            scene.source,
+            split.cut,
+            wire=split.wire,
+            few_bits=FewBits(
+                scene.precision, scene.adapter.quantize if isinstance(scene.adapter, LoraConfig) else None
+            ),
+            **kernel,
+        )
         back = build_back(scene.source, split.cut, adapter=scene.adapter, seed=scene.seed, **kernel)
-        trainer = self.trainer = BackTrainer(back, task, scene.optimizer, scene.total_steps, scene.seed)
+        trainer = self.trainer = BackTrainer(
+            back, task, scene.optimizer, scene.total_steps, scene.seed, precision=scene.precision
+        )
         self._kinds = TensorKinds(
             scene.rows,
             scene.seq,

@@ -97,9 +97,9 @@ def test_factors_of_dora_may_be_averaged_one_by_one(read):
         (SITES + ROWS, (), r"\[privacy\] excludes data.tokenizer.kind"),
         (LORA + "dora = true\n" + SITES + ROWS, (), r"\[privacy\] excludes model.adapter.dora"),
         (
-            LORA + SITES + ROWS + RANKS,
-            (),
-            r"\[privacy\] excludes \[parallel\] with \[federated\]: not yet tested",
+            LORA + SITES + ROWS + "[parallel]\npp = 2\n",
+            ("data.tokenizer={kind='model'}",),
+            r"\[privacy\] excludes parallel.pp = 2: each rank would see a part of a row's gradient",
         ),
         (
             SITES + 'algorithm = { kind = "fedprox", mu = 0.1 }\n' + RANKS,

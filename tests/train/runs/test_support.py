@@ -223,10 +223,11 @@ def test_other_sections_of_a_run_are_checked_as_those_of_its_file_are(load):
 
 def test_a_value_that_is_refused_is_named_for_programs_too(load):
     with pytest.raises(ConfigError) as refusal:
-        load(ENGINES["federated"], "train.precision=bf16")
+        load(ENGINES["split"], "train.precision=fp16")
 
     facts = refusal.value.error_facts
-    assert (facts["key"], facts["found"], facts["do"]) == ("train.precision", '"bf16"', "remove it")
+    instead = 'set it to "bf16" or "fp32"'
+    assert (facts["key"], facts["found"], facts["do"]) == ("train.precision", '"fp16"', instead)
 
 
 def test_a_drill_of_a_run_without_stages_is_refused(load):
@@ -322,6 +323,20 @@ def test_a_split_has_a_pipeline_once_it_says_what_workers_see_and_not_before(loa
     assert {"pipeline", "guard", "attack", "split"} <= run.model_dump().keys()
     with pytest.raises(ConfigError, match=r"split.workers_see_hidden_states = true gives workers the middle ones"):
         load(ENGINES["split with pipeline"], "split.workers_see_hidden_states=false")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.precision=bf16", "masked products are of integers, which stand for float32"),
+        ("model.adapter.quantize=nf4", "a worker multiplies whole matrices as integers"),
+        ("model.adapter.dora=true", "it reads the frozen matrices, which workers have"),
+    ],
+)
+def test_what_masked_products_lack_a_sealed_split_has(load, override, words):
+    assert load(ENGINES["split"], override).split.mode == "sealed"
+    with pytest.raises(ConfigError, match=words):
+        load(ENGINES["split"], override, "split.mode=masked")
 
 
 def test_an_acknowledgement_without_workers_is_refused(load):

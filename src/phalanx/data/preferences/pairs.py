@@ -72,6 +72,11 @@ class PairRows:
         all_extras = {**self.extras, **more}
         return replace(self, extras={name: all_extras[name] for name in read if name in all_extras})
 
+    def select_pairs(self, indices: Sequence[int]) -> "PairRows":
+        """Return pairs by number as a table of their own."""
+        rows = torch.tensor([2 * index + side for index in indices for side in (0, 1)], dtype=torch.int64)
+        return PairRows(self.ids[rows], self.labels[rows], {name: column[rows] for name, column in self.extras.items()})
+
     def rows_digest(self) -> str:
         """SHA-256 in hex over ids, labels and further columns."""
         total = hashlib.sha256(repr(tuple(self.ids.shape)).encode())
@@ -114,6 +119,21 @@ class PairCorpus:
         """SHA-256 in hex of every row, log-probabilities of a reference included where there are any."""
         parts = (self.train.rows_digest(), self.held_out.rows_digest(), self.vocabulary_digest)
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+    def share_of(self, number: int, shares: int) -> "PairCorpus":
+        """Return every so manyth pair, of both halves: shares of different numbers have no pair in common."""
+        train, held_out = (
+            half.select_pairs(range(number, half.num_pairs, shares)) for half in (self.train, self.held_out)
+        )
+        if not train.num_pairs:
+            raise ConfigError(
+                f"data: {self.train.num_pairs} training pairs cannot be divided among {shares}; add pairs"
+            )
+        return replace(self, train=train, held_out=held_out)
+
+    def without_training(self) -> "PairCorpus":
+        """Return the held-out pairs alone."""
+        return replace(self, train=self.train.select_pairs(()))
 
     @property
     def num_train_sequences(self) -> int:

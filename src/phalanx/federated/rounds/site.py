@@ -304,14 +304,14 @@ class Site:
 
 
 def _describe_training(update: LocalUpdate, norm: float, max_norm: float) -> str:
-    """Say what one round of this site came to."""
+    """Describe one round of this site."""
     loss = "" if update.loss is None else f"loss {update.loss:.4f} on {update.num_targets} targets  "
     scaled = f", scaled down to max_norm {max_norm:g}" if norm > max_norm else ""
     return f"{loss}update norm {norm:.4g}{scaled}"
 
 
 def _describe_measurement(scores: SiteScores) -> str:
-    """Say what this site's held-out rows said of the model."""
+    """Describe the model's scores on this site's held-out rows."""
     if not scores.num_targets:
         return "measured: this site has no held-out rows"
     right = sum(one[2] for one in scores.classes)

@@ -87,7 +87,8 @@ class PrivateRankTrainer(RankTrainer):
             self._rows.set_gradients(total)
             # of the noisy sum, so it tells no more
             clipped = clip_coefficient(norm, recipe.optimizer.clip_norm)
-            self._update.step(learning_rate(recipe.optimizer, step, recipe.total_steps), clipped)
+            lr = learning_rate(recipe.optimizer, step // recipe.steps_a_rate, recipe.total_steps)
+            self._update.step(lr, clipped)
         rows = int((labels != IGNORE).any(1).sum())
         return AppliedStep(float(loss) / max(1, rows), norm)
 

@@ -11,7 +11,7 @@ from phalanx.errors import ConfigError
 from phalanx.security.tee import Policy, PolicyConfig, build_policy, load_policy
 from phalanx.split.config import SplitConfig
 
-_LIBRARIES = ("torch", "transformers", "peft", "cryptography")
+_LIBRARIES = ("torch", "transformers", "peft", "cryptography", "bitsandbytes")
 
 
 @functools.cache

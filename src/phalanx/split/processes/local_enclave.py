@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -79,6 +79,7 @@ class EnclaveConfig(StrictModel):
         objective: A key of `OBJECTIVES`.
         classes: Number of classes of a classification; 0 of any other task.
         document_attention: Whether attention stays inside documents.
+        precision: Matrix products of the back part while it learns.
         passes_turns: Whether clients are processes of others, which the owner asks for turns by way of the enclave.
     """
 
@@ -103,4 +104,5 @@ class EnclaveConfig(StrictModel):
     seed: int = Field(ge=0)
     threads: int = Field(default=1, ge=1)
     document_attention: bool = False
+    precision: Literal["fp32", "bf16"] = "fp32"
     passes_turns: bool = False

@@ -68,7 +68,7 @@ def open_back(config: EnclaveConfig, source: ModelSource, prepare: Prepare) -> B
         document_attention=config.document_attention,
     )
     task = task_of(config.objective, config.classes)
-    trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
+    trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed, precision=config.precision)
     # after the head is there: a masked split has no use for one that is replaced
     prepare(back)
     admission = split.admission

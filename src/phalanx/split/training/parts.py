@@ -1,6 +1,9 @@
 """A model in two parts, cut at a depth: a frozen front, and a back part with trained adapters."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,13 +12,18 @@ from phalanx.errors import ConfigError
 from phalanx.models import (
     AdapterConfig,
     Attention,
+    LoraConfig,
     ModelSource,
+    Quantization,
     StageModule,
     StageSpec,
     build_stage,
     parameter_names,
 )
 from phalanx.split.channel.tensor_kinds import WIRE_DTYPES
+
+Precision = Literal["fp32", "bf16"]
+"""What matrix products of a part are computed in: of the front always, of the back while it learns."""
 
 Front = Callable[[Tensor], Tensor]
 """What a client runs: ids ``[rows, seq]`` to what leaves, ``[rows, seq, hidden]``, in the precision of the wire."""
@@ -31,6 +39,23 @@ def cut_model(num_layers: int, cut: int) -> tuple[StageSpec, StageSpec]:
     return StageSpec(0, 2, 0, cut), StageSpec(1, 2, cut, num_layers)
 
 
+def computing_in(precision: Precision) -> AbstractContextManager[object]:
+    """Return a context in which matrix products are computed so."""
+    return torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+@dataclass(frozen=True)
+class FewBits:
+    """Bits of the matrices and products of a front part.
+
+    Attributes:
+        quantize: Format of the matrices of its blocks; None for the format of the files.
+    """
+
+    precision: Precision = "fp32"
+    quantize: Quantization | None = None
+
+
 class FrontPart:
     """Embedding and first layers, frozen and without dropout, which a client runs.
 
@@ -38,6 +63,7 @@ class FrontPart:
         wire: Precision of what leaves, a key of `WIRE_DTYPES`.
         document_attention: Whether attention stays inside documents; ids come, and hidden states leave, with their
             borders then, as `with_marks` has it.
+        few_bits: Bits of its matrices and products.
     """
 
     def __init__(
@@ -48,11 +74,15 @@ class FrontPart:
         attention: Attention = "sdpa",
         wire: str = "fp32",
         document_attention: bool = False,
+        few_bits: FewBits = FewBits(),
     ) -> None:
         front, _ = cut_model(source.num_layers, cut)
+        # an adapter that is never trained adds zeros
+        packed = None if few_bits.quantize is None else LoraConfig(rank=1, quantize=few_bits.quantize)
         self.module = build_stage(
-            source, front, adapter=None, activation_checkpointing=False, attention=attention, seed=0
+            source, front, adapter=packed, activation_checkpointing=False, attention=attention, seed=0
         )
+        self._precision = few_bits.precision
         self.module.attends = "documents" if document_attention else "causal"
         self.module.requires_grad_(False)
         self.module.eval()
@@ -64,7 +94,8 @@ class FrontPart:
 
         With the borders of documents these are ``[rows, seq, 2]`` and ``[rows, seq, hidden + 1]``.
         """
-        hidden: Tensor = self.module(ids)
+        with computing_in(self._precision):
+            hidden: Tensor = self.module(ids)
         return hidden.to(self._dtype).contiguous()
 
 

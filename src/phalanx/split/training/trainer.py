@@ -19,6 +19,7 @@ from phalanx.optimizers import (
     learning_rate,
 )
 from phalanx.split.training.classification import HeldOutScores
+from phalanx.split.training.parts import Precision, computing_in
 from phalanx.split.training.task import SplitTask
 
 
@@ -77,6 +78,7 @@ class BackTrainer:
         optimizer: Learning rate and the rest.
         total_steps: Steps of the run, for the schedule.
         seed: Seed of dropout, together with step and microbatch.
+        precision: Matrix products while it learns; weights, gradients and what is measured are in float32.
 
     Attributes:
         num_targets: Targets of the microbatches since the last step.
@@ -84,9 +86,16 @@ class BackTrainer:
     """
 
     def __init__(
-        self, back: StageModule, task: SplitTask, optimizer: OptimizerConfig, total_steps: int, seed: int = 0
+        self,
+        back: StageModule,
+        task: SplitTask,
+        optimizer: OptimizerConfig,
+        total_steps: int,
+        seed: int = 0,
+        *,
+        precision: Precision = "fp32",
     ) -> None:
-        self.back, self.task = back, task
+        self.back, self.task, self._precision = back, task, precision
         head = task.put_head(back)
         self._trained: dict[str, nn.Parameter] = {**back.trainable_parameters(), **head}
         if not self._trained:
@@ -127,7 +136,8 @@ class BackTrainer:
             Its summed loss and its targets.
         """
         torch.default_generator.manual_seed(self._dropout_seed())
-        loss, targets = self.task.compute_loss(self.back, hidden.to(torch.float32), labels, extras)
+        with computing_in(self._precision):
+            loss, targets = self.task.compute_loss(self.back, hidden.to(torch.float32), labels, extras)
         # torch has no annotation for it
         loss.backward()  # type: ignore[no-untyped-call]
         if not self._num_learned:

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from phalanx.data import IGNORE, Batch
+from phalanx.data import IGNORE, Batch, DataConfig
 from phalanx.data.preferences import PairCorpus, prepare_preferences, trim_padding
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelSource, StageModule
-from phalanx.objectives import OBJECTIVES, Objective, kind_of, objective_of
+from phalanx.objectives import OBJECTIVES, Objective, objective_of
 from phalanx.objectives.kto import WANTED
 from phalanx.objectives.pairs import REFERENCE
 from phalanx.train.batches.reference import ReferenceModel, ReferenceStore, reference_log_probs
@@ -46,19 +46,33 @@ def prepare_pairs(
         run: Needs the section `data.preferences`.
         cache: Directory of a vocabulary that is trained here.
     """
-    kind = kind_of(run.train.objective)
-    extra_names = OBJECTIVES[kind].extras
-    corpus = prepare_preferences(
-        run.data, cache, run.train.seed, source.tokenizer_path, say, single=WANTED in extra_names
-    )
+    return add_references(run, read_pairs(run, run.data, cache, source, say), source, store, say)
+
+
+def read_pairs(
+    run: RunConfig, data: DataConfig, cache: Path, source: ModelSource, say: Callable[[str], None]
+) -> PairCorpus:
+    """Return the pairs of `data` as the run's objective reads them, without a reference's log-probabilities.
+
+    Args:
+        data: The run's own, or with other preferences in its place.
+    """
+    extras = OBJECTIVES[run.train.objective_kind].extras
+    return prepare_preferences(data, cache, run.train.seed, source.tokenizer_path, say, single=WANTED in extras)
+
+
+def add_references(
+    run: RunConfig, corpus: PairCorpus, source: ModelSource, store: ReferenceStore, say: Callable[[str], None]
+) -> PairCorpus:
+    """Return pairs with the log-probabilities of their reference, where the run's objective reads any."""
+    extra_names = OBJECTIVES[run.train.objective_kind].extras
     more: dict[str, dict[str, Tensor]] = {"train": {}, "held_out": {}}
     if REFERENCE in extra_names:
         if not store.path.is_file() and not store.must_exist:
             rows = len(corpus.train.ids) + len(corpus.held_out.ids)
             begun = ", continuing an earlier session" if store.parts_directory.is_dir() else ""
             say(f"computing the reference's log-probabilities of {rows} rows, once{begun}")
-        model = ReferenceModel(source, run.model.attention, run.train.seed, quantize=run.model.base_quantization)
-        reference = reference_log_probs(store, corpus, model)
+        reference = reference_log_probs(store, corpus, reference_of(run, source))
         more = {name: {REFERENCE: column} for name, column in reference.items()}
     names = tuple(extra_names)
     return dataclasses.replace(
@@ -68,15 +82,18 @@ def prepare_pairs(
     )
 
 
+def reference_of(run: RunConfig, source: ModelSource) -> ReferenceModel:
+    """Return the reference model of a run."""
+    return ReferenceModel(source, run.model.attention, run.train.seed, quantize=run.model.base_quantization)
+
+
 class PreferenceMeasure:
     """A measure of a chain of stages on held-out pairs."""
 
     def __init__(self, run: RunConfig, source: ModelSource) -> None:
         self._objective: Objective = objective_of(run.train.objective)
         self._single = WANTED in self._objective.extras
-        self._reference = ReferenceModel(
-            source, run.model.attention, run.train.seed, quantize=run.model.base_quantization
-        )
+        self._reference = reference_of(run, source)
 
     @torch.no_grad()
     def __call__(self, stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]) -> list[PreferenceScores]:

@@ -1,44 +1,35 @@
 """The texts of the sites of federated rounds: shared out as a run file says, or each site's own files."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
-from phalanx.data import Batch, BatchLoader, Corpus, prepare_corpus
+from phalanx.data import Batch, BatchLoader, Corpus, DataConfig, prepare_corpus
 from phalanx.data.loader import HeldOut
-from phalanx.data.sources import SourceConfig
+from phalanx.data.preferences import PairCorpus
 from phalanx.errors import ConfigError
-from phalanx.federated.site_trainer import SiteData, WholeModel
+from phalanx.federated.site_trainer import SiteData
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_vocabulary
 from phalanx.train.batches.labelled import LabelledTexts, prepare_labelled
+from phalanx.train.batches.preferences import add_references, read_pairs, reference_of
+from phalanx.train.batches.reference import ReferenceStore
+from phalanx.train.batches.rewriting import BatchRewriting, rewrite_held_out, rewriting_of
 from phalanx.train.config import FederatedRun
 
 _HELD_OUT_ROWS = 8
 """At once."""
 
 
-def load_whole_model(run: FederatedRun, source: ModelSource, num_classes: int) -> WholeModel:
-    """Load the model of a run, with what its sites train of it."""
-    model = WholeModel(
-        source,
-        run.model,
-        run.train.seed,
-        run.train.objective_kind,
-        num_classes,
-        frozen_a=run.federated.exchange == "frozen_a",
-    )
-    model.make_personal(run.federated.personal)
-    return model
-
-
 class SharedTexts:
     """All texts of a run, and the share of each site.
 
     Args:
-        own: Sources of one site's own, in place of a share of the run's.
+        own: The data of one site's own files, in place of a share of the run's; None where it has a share.
 
     Attributes:
         labelled: Labelled texts of a classification; None of any other task.
+        corpus: Packed text, or pairs; None of labelled texts.
     """
 
     def __init__(
@@ -48,19 +39,22 @@ class SharedTexts:
         cache: Path,
         say: Callable[[str, int], None],
         *,
-        own: tuple[SourceConfig, ...] = (),
+        own: DataConfig | None = None,
     ) -> None:
-        self._run, self._sites, self._is_own = run, run.federated.sites, bool(own)
+        self._run, self._source, self._sites, self._is_own = run, source, run.federated.sites, own is not None
+        self._cache = cache
         self.labelled: LabelledTexts | None = None
-        self.corpus: Corpus | None = None
-        seed = run.train.seed
-        if run.data.labelled is not None:
-            self.labelled = prepare_labelled(run.data, self._sites, seed, source.tokenizer_path)
+        self.corpus: Corpus | PairCorpus | None = None
+        seed, data = run.train.seed, own or run.data
+        if data.labelled is not None:
+            self.labelled = prepare_labelled(data, self._sites, seed, source.tokenizer_path)
             check_vocabulary(self.labelled.vocab_size, source.vocab_size)
+            return
+        if data.preferences is not None:
+            self.corpus = read_pairs(run, data, cache, source, lambda line: None)
         else:
-            data = run.data.model_copy(update={"sources": own}) if own else run.data
             self.corpus = prepare_corpus(data, cache, seed, source.tokenizer_path, say)
-            check_vocabulary(self.corpus.vocab_size, source.vocab_size)
+        check_vocabulary(self.corpus.vocab_size, source.vocab_size)
 
     @property
     def num_classes(self) -> int:
@@ -70,24 +64,34 @@ class SharedTexts:
     @property
     def held_out(self) -> HeldOut:
         """What the owner measures on."""
-        source = self.corpus if self.labelled is None else self.labelled
-        if source is None:
+        texts = self.labelled if self.corpus is None else self.corpus
+        if texts is None:
             raise ConfigError("data: no text")
-        return source
+        return rewrite_held_out(texts, self._rewriting)
+
+    def with_references(self, store: ReferenceStore, say: Callable[[str], None]) -> HeldOut:
+        """Return what the owner measures on, pairs with their reference's log-probabilities.
+
+        The owner trains on no pair and computes none of those that sites train on.
+        """
+        if not isinstance(self.corpus, PairCorpus):
+            return self.held_out
+        return add_references(self._run, self.corpus.without_training(), self._source, store, say)
 
     def share_of(self, site: str) -> SiteData:
         """Return the share of one site."""
-        size, seed = self._run.train.batch_size, self._run.train.seed
+        size, seed = self._run.train.draws_per_step, self._run.train.seed
         number, of = (0, 1) if self._is_own else (self._sites.index(site), len(self._sites))
-        measured = [
-            row for row in range(self.held_out.num_validation_sequences) if self._is_of(row, site, (number, of))
-        ]
-        held_out = _OwnRows(self.held_out, measured)
+        corpus = self.corpus
+        if isinstance(corpus, PairCorpus):
+            return self._pairs_of(site, corpus.share_of(number, of))
+        held_out = self.held_out
+        measured = [row for row in range(held_out.num_validation_sequences) if self._is_of(row, site, (number, of))]
+        own_rows = _OwnRows(held_out, measured)
         if self.labelled is not None:
             texts = self.labelled.clients[site]
             loader = BatchLoader(texts, size, seed)
-            return SiteData(site, loader, texts.num_train_sequences, held_out, texts.train_batch, texts.digest)
-        corpus = self.corpus
+            return SiteData(site, loader, texts.num_train_sequences, own_rows, texts.train_batch, texts.digest)
         if corpus is None:
             raise ConfigError("data: no text")
         if self._run.privacy is not None and corpus.sample_order(0, size).is_mixed:
@@ -99,7 +103,22 @@ class SharedTexts:
         def pick(numbers: Sequence[int]) -> Batch:
             return corpus.train_batch([rows[number] for number in numbers])
 
-        return SiteData(site, BatchLoader(corpus, size, seed, (number, of)), len(rows), held_out, pick, corpus.digest)
+        loader = BatchLoader(corpus, size, seed, (number, of), self._rewriting)
+        return SiteData(site, loader, len(rows), own_rows, pick, corpus.digest)
+
+    def _pairs_of(self, site: str, share: PairCorpus) -> SiteData:
+        """Return pairs of one site, of which the site itself computes what the reference says."""
+        made_of = reference_of(self._run, self._source).content_digest(share)
+        store = ReferenceStore(self._cache / f"reference-{made_of[:32]}.safetensors", must_exist=False)
+        self._cache.mkdir(parents=True, exist_ok=True)
+        pairs = add_references(self._run, share, self._source, store, lambda line: None)
+        loader = BatchLoader(pairs, self._run.train.draws_per_step, self._run.train.seed)
+        own_rows = _OwnRows(pairs, range(pairs.num_validation_sequences))
+        return SiteData(site, loader, pairs.num_train_sequences, own_rows, pairs.train_batch, pairs.digest)
+
+    @cached_property
+    def _rewriting(self) -> BatchRewriting | None:
+        return None if self.corpus is None else rewriting_of(self._run, self.corpus)
 
     def _is_of(self, row: int, site: str, share: tuple[int, int]) -> bool:
         holders = () if self.labelled is None else self.labelled.holders

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from phalanx.data import Batch
+from phalanx.data import Batch, without_attention
 from phalanx.models import StageModule, with_marks
-from phalanx.objectives import causal_lm_loss
+from phalanx.objectives import OBJECTIVES, Objective
 
 _MAX_NATS = 700
 """Of a mean loss; the exponential of more is no double."""
@@ -26,11 +26,16 @@ def measure_perplexities(stages: Iterable[StageModule], sets: Sequence[Iterable[
 
 
 @torch.no_grad()
-def summed_losses(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]) -> list[tuple[float, int]]:
-    """Loss of a chain of stages over all target tokens of each of several sets, in nats, and how many there are.
+def summed_losses(
+    stages: Iterable[StageModule],
+    sets: Sequence[Iterable[Batch]],
+    objective: Objective = OBJECTIVES["causal_lm"],
+) -> list[tuple[float, int]]:
+    """Loss of a chain of stages over all targets of each of several sets, in nats, and how many there are.
 
     Args:
         stages: All stages in order; each is used once for all batches of all sets and can then be dropped.
+        objective: The loss, and what its targets are: tokens, unless it is said otherwise.
     """
     numbered_batches = [(number, batch) for number, batches in enumerate(sets) for batch in batches]
     tensors = [with_marks(batch.input_ids, batch.extras) for _, batch in numbered_batches]
@@ -44,7 +49,9 @@ def summed_losses(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]
             tensors[n] = y
             if stage.spec.is_last:
                 # logits are large: reduced at once, one batch at a time
-                loss, targets = causal_lm_loss(y, batch.labels.to(device))
+                extras = {name: rows.to(device) for name, rows in without_attention(batch.extras).items()}
+                read = {name: extras[name] for name in objective.extras}
+                loss, targets = objective(y, batch.labels.to(device), read)
                 totals[number] += float(loss)
                 counts[number] += targets
                 tensors[n] = batch.input_ids

@@ -35,24 +35,25 @@ class GatheredStages:
     recipe: RankRecipe
     judge: PreferenceMeasure | None = None
 
-    def build_stages(self, weights: Mapping[str, Tensor]) -> Iterator[StageModule]:
-        """Yield the stages of the model that has such weights, by name."""
-        layers = self.source.num_layers
-        for layer in range(layers):
-            stage = build_stage(
-                self.source,
-                StageSpec(layer, layers, layer, layer + 1),
-                adapter=self.recipe.adapter,
-                activation_checkpointing=False,
-                attention="eager" if self.recipe.attention == "eager" else "sdpa",
-                seed=self.recipe.seed,
-            )
-            for name, parameter in stage.all_parameters().items():
-                # a tied head is gathered once, as the embedding
-                stands_for = name if name in weights else stage.family.embedding_weight
-                if name in weights or (name == stage.family.head_weight and stands_for in weights):
-                    parameter.detach().copy_(weights[stands_for])
-            yield stage
+
+def gathered_stages(source: ModelSource, recipe: RankRecipe, weights: Mapping[str, Tensor]) -> Iterator[StageModule]:
+    """Yield the layers of a model one by one, with such weights, by name, in the place of its files'."""
+    layers = source.num_layers
+    for layer in range(layers):
+        stage = build_stage(
+            source,
+            StageSpec(layer, layers, layer, layer + 1),
+            adapter=recipe.adapter,
+            activation_checkpointing=False,
+            attention="eager" if recipe.attention == "eager" else "sdpa",
+            seed=recipe.seed,
+        )
+        for name, parameter in stage.all_parameters().items():
+            # a tied head is gathered once, as the embedding
+            stands_for = name if name in weights else stage.family.embedding_weight
+            if name in weights or (name == stage.family.head_weight and stands_for in weights):
+                parameter.detach().copy_(weights[stands_for])
+        yield stage
 
 
 class DomainEngine:
@@ -112,7 +113,7 @@ class DomainEngine:
         """Measure the model on each set by a measure of stages, which are gathered in this process."""
         if self._gathered is None:
             raise ConfigError("parallel: this engine gathers no stages, so it measures no pairs")
-        return judge(self._gathered.build_stages(dict(self.named_parameters())), sets)
+        return judge(gathered_stages(self._gathered.source, self._gathered.recipe, dict(self.named_parameters())), sets)
 
     def measure_rows(self, rows: Sequence[Batch]) -> list[float]:
         """Sum of nats of each row, on the ranks."""

@@ -1,6 +1,7 @@
 """The loop's Engine over the sites of federated rounds: one step is one round."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from phalanx.checkpoint import Checkpoint, Shard
@@ -14,6 +15,8 @@ from phalanx.federated.rounds.journal import RoundRecord
 from phalanx.federated.site_trainer import WholeModel
 from phalanx.security.privacy import BudgetLedger, PrivacyConfig
 from phalanx.telemetry import MetricsFile
+from phalanx.train.batches.preferences import PreferenceMeasure
+from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Scores, Validation, loss_of
 from phalanx.train.batches.validation import perplexity_of
 
@@ -29,6 +32,20 @@ class RoundRecorder(Protocol):
         """Write an event to the audit log and print it for people."""
 
 
+@dataclass(frozen=True)
+class OwnerModel:
+    """The owner's copy of the model, and its measures beside held-out rows.
+
+    Attributes:
+        pairs: Measure of held-out pairs; None where no pairs are learned.
+        sampler: Writer of texts; None where the run file asks for none.
+    """
+
+    model: WholeModel
+    pairs: PreferenceMeasure | None = None
+    sampler: TextSampler | None = None
+
+
 class FederatedEngine:
     """The loop's engine over sites.
 
@@ -41,13 +58,13 @@ class FederatedEngine:
     def __init__(
         self,
         coordinator: RoundCoordinator,
-        model: WholeModel,
+        owned: OwnerModel,
         rate: Callable[[int], float],
         rounds: MetricsFile,
         recorder: RoundRecorder,
         budget: BudgetLedger | None = None,
     ) -> None:
-        self._coordinator, self._model, self._rate = coordinator, model, rate
+        self._coordinator, self._model, self._rate, self._owned = coordinator, owned.model, rate, owned
         self._rounds, self._recorder, self._budget = rounds, recorder, budget
         self._num_steps = 0
 
@@ -88,7 +105,16 @@ class FederatedEngine:
         sites = {site: _site_row(scores) for site, scores in self._coordinator.measure_at_sites().items()}
         self._rounds.append_record({"step": max(0, self._num_steps - 1), "measured": self._num_steps, "sites": sites})
         self._model.load_weights(self._coordinator.weights)
+        if self._owned.pairs is not None:
+            return list(self._owned.pairs([self._model.torch_module], sets))
         return [_make_validation(self._model.measure_batches(batches)) for batches in sets]
+
+    def sample_texts(self) -> tuple[TextSample, ...]:
+        """Texts of the model with the agreed weights; none where the run file asks for none."""
+        if self._owned.sampler is None:
+            return ()
+        self._model.load_weights(self._coordinator.weights)
+        return tuple(self._owned.sampler.write_samples([self._model.torch_module]))
 
     def measure_rows(self, rows: Sequence[Batch]) -> list[float]:
         """Sum of nats of each row by the agreed weights, here: no site is asked."""

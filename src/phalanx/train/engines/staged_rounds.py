@@ -10,6 +10,7 @@ from phalanx.federated.algorithms import LocalRule, Named
 from phalanx.federated.local import LocalUpdate, SiteScores
 from phalanx.federated.site_trainer import SiteData, SiteSchedule
 from phalanx.federated.vectors import shapes_of
+from phalanx.objectives import OBJECTIVES, objective_of
 from phalanx.pipeline import PipelineEngine
 from phalanx.train.batches.validation import summed_losses
 from phalanx.train.loop import step_inputs
@@ -51,6 +52,7 @@ class StagedTrainer:
     ) -> None:
         self._modules, self._stages, self._data = modules, stages, data
         self._schedule, self._rate = schedule, rate
+        self._objective = objective_of(modules.plan.objective)
 
     def trained_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """As `LocalTrainer` says."""
@@ -82,7 +84,7 @@ class StagedTrainer:
         schedule, total, targets = self._schedule, 0.0, 0
         batches = self._data.round_batches(number, schedule.steps, schedule.batch_size)
         for step, batch in enumerate(batches, (number - 1) * schedule.steps):
-            result = engine.train_turn(step, step_inputs(batch, schedule.microbatches))
+            result = engine.train_turn(step, step_inputs(batch, schedule.microbatches, self._objective))
             total, targets = total + result.loss * result.num_targets, targets + result.num_targets
         weights: Named = {}
         for copy in engine.fetch_stages("weights"):
@@ -93,5 +95,7 @@ class StagedTrainer:
     def measure_weights(self, weights: Mapping[str, Tensor]) -> SiteScores:
         """As `LocalTrainer` says; the site's own process computes it, between two rounds."""
         self._modules.load_weights(weights)
-        ((loss, targets),) = summed_losses(self._modules.all, [self._data.held_out()])
+        # how far the next token is found, whatever rows are weighted by in training
+        measured = self._objective if self._objective.target == "pair" else OBJECTIVES["causal_lm"]
+        ((loss, targets),) = summed_losses(self._modules.all, [self._data.held_out()], measured)
         return SiteScores(loss, targets)

@@ -30,6 +30,7 @@ from phalanx.split.hardware.tier import describe_protection, file_counter, open_
 from phalanx.split.roles.client import Feedback
 from phalanx.split.roles.client_end import ClientEnd
 from phalanx.split.roles.turns import TurnTaker
+from phalanx.split.training.parts import FewBits
 from phalanx.telemetry import PhaseTimer
 from phalanx.train.config import SplitRun
 from phalanx.train.parties.client_file import ClientFile
@@ -74,7 +75,13 @@ class ClientProcess:
         source = open_model(run.model, cache_beside(client.state_directory) / "models", run.train.seed)
         read = read_texts(client, run, name, source)
         self._texts = read.draws
-        self._front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
+        self._front = FrontPart(
+            source,
+            split.cut,
+            attention=run.model.attention,
+            wire=split.wire,
+            few_bits=FewBits(run.computes_in, run.model.base_quantization),
+        )
         self._kinds = kinds_of(run, source, num_classes_of(run))
         self._ready = ready_of(client, source, read)
         tell(f"{name}: agreed to {client.run}, digest {digest_config(run)[:16]}; {describe_protection(split)}")

@@ -109,6 +109,7 @@ def _enclave_config(
         classes=num_classes_of(run),
         rows=run.train.batch_size // run.train.microbatches,
         seq=run.data.sequence_length,
+        precision=run.computes_in,
         microbatches=run.train.microbatches,
         steps=run.train.steps,
         seed=run.train.seed,

@@ -24,7 +24,7 @@ from phalanx.pipeline import LocalWorkers, PipelineEngine, StepPlan, keep_freed_
 from phalanx.security.aggregate import RoundFile
 from phalanx.security.crypto import Identity, make_private_directory
 from phalanx.train.batches.private import site_rows
-from phalanx.train.batches.site_data import SharedTexts, load_whole_model
+from phalanx.train.batches.site_data import SharedTexts
 from phalanx.train.config import FederatedPipelineRun, FederatedRankRun, FederatedRun, PipelineRun
 from phalanx.train.engines.staged_rounds import StagedTrainer
 from phalanx.train.parties.site_ranks import ranked_trainer
@@ -38,6 +38,7 @@ from phalanx.train.setup.preflight import load_own_code, require_extras
 from phalanx.train.setup.privacy_outlook import noise_outlooks
 from phalanx.train.setup.process import deterministic_kernels
 from phalanx.train.setup.stage_source import RoundLibrary, RoundModules
+from phalanx.train.setup.whole_model import load_whole_model
 
 DIRECTORY = "pipeline"
 """Inside a site's own directory: log, evidence and keys of its pipeline, as a run directory has them."""
@@ -146,10 +147,11 @@ def _key_note(name: str, file: SiteFile, identity: Identity) -> str:
 @contextlib.contextmanager
 def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: RunTerms, say: Say) -> Iterator[Site]:
     source = open_model(run.model, file.kept_directory / "models", run.train.seed)
-    texts = SharedTexts(run, source, file.kept_directory / "data", lambda phase, count: None, own=file.sources)
+    own = file.own_data(run.data)
+    texts = SharedTexts(run, source, file.kept_directory / "data", lambda phase, count: None, own=own)
     data = texts.share_of(identity.name)
     schedule = SiteSchedule(
-        run.optimizer, terms.config.local_steps, run.train.batch_size, run.train.microbatches, run.train.seed
+        run.optimizer, terms.config.local_steps, run.train.draws_per_step, run.train.microbatches, run.train.seed
     )
     with contextlib.ExitStack() as stack:
         trainer: LocalTrainer
@@ -157,7 +159,8 @@ def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: Run
             trainer = stack.enter_context(staged_trainer(run, source, data, schedule, file.site_directory))
         elif isinstance(run, FederatedRankRun):
             paths = (file.run, file.kept_directory / "models", file.site_directory / "ranks")
-            trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, paths))
+            rows = site_rows(run, data, identity, file.site_directory)
+            trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, paths, rows))
         else:
             model, rows = (
                 load_whole_model(run, source, texts.num_classes),

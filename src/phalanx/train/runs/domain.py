@@ -12,6 +12,9 @@ from phalanx.train.runs.base import Faults, PrivateBase, RolloutBase
 from phalanx.train.runs.mixed import MixedBase
 from phalanx.train.runs.support import ABSENT_SECTIONS, exclusion, missing_section, section_fault
 
+_OPTIMIZER_STATE_ALONE = 1
+"""The level of ZeRO that leaves weights and gradients whole."""
+
 
 class RankedBase(PrivateBase):
     """A run whose model is trained by ranks: all of it, or the model of each site."""
@@ -26,6 +29,27 @@ class RankedBase(PrivateBase):
     def steps_a_rate(self) -> int:
         """Steps of the ranks that have the same learning rate."""
         return 1
+
+    def _private_layout_faults(self) -> Iterator[str]:
+        """Describe the layouts in which the gradient of a single row cannot be clipped."""
+        layout = self.parallel
+        if layout.max_dp_copies > layout.dp:
+            yield "parallel.max_dp: rows are drawn for a fixed number of copies; remove it"
+        for name in ("tp", "pp", "cp"):
+            if (size := getattr(layout, name)) > 1:
+                yield (
+                    f"parallel.{name} = {size}: each rank would see a part of a row's gradient and of its norm; "
+                    "set it to 1"
+                )
+        if layout.zero > _OPTIMIZER_STATE_ALONE:
+            yield (
+                f"parallel.zero = {layout.zero}: ranks add up and divide gradients before single rows are clipped; "
+                f"set it to {_OPTIMIZER_STATE_ALONE}, which divides the optimizer's state"
+            )
+        plain: dict[str, object] = {"gradient_compression": "none", "activation_checkpointing": "none"}
+        for name, only in {**plain, "compile": False, "outer": None}.items():
+            if getattr(layout, name) != only:
+                yield f"parallel.{name}: per-row gradients are not supported with it; remove it"
 
 
 class DomainRun(RankedBase, RolloutBase, MixedBase):
@@ -87,22 +111,7 @@ class DomainRun(RankedBase, RolloutBase, MixedBase):
             yield "privacy.mean_rows: a step draws train.batch_size rows on average here; remove it"
         if self.deepspeed is not None:
             yield "[deepspeed]: it sums gradients before single rows can be clipped; remove one"
-        layout = self.parallel
-        if layout.max_dp_copies > 1:
-            yield (
-                "parallel.dp: data-parallel copies are not yet tested to add the noise only once; set dp and "
-                "max_dp to 1"
-            )
-        for name in ("tp", "pp", "cp"):
-            if (size := getattr(layout, name)) > 1:
-                yield (
-                    f"parallel.{name} = {size}: each rank would see a part of a row's gradient and of its norm; "
-                    "set it to 1"
-                )
-        plain: dict[str, object] = {"zero": 0, "gradient_compression": "none", "activation_checkpointing": "none"}
-        for name, only in {**plain, "compile": False, "outer": None}.items():
-            if getattr(layout, name) != only:
-                yield f"parallel.{name}: per-row gradients are not supported with it; remove it"
+        yield from self._private_layout_faults()
 
     @property
     def engines(self) -> tuple[str, ...]:

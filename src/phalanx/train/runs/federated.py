@@ -43,6 +43,11 @@ class FederatedRun(PrivateBase):
                 'federated.algorithm.kind = "scaffold" corrects plain gradients; set optimizer.kind = "sgd" and '
                 "optimizer.momentum = 0.0"
             )
+        if section.simulated is not None and self.privacy is not None:
+            yield (
+                "federated.simulated excludes [privacy]: a site's ledger and its noise are its own process's secrets; "
+                "remove one"
+            )
         if section.exchange != "factors" and not isinstance(adapter, LoraConfig):
             yield (
                 f'federated.exchange = "{section.exchange}" needs the two factors of LoRA; set '
@@ -52,6 +57,11 @@ class FederatedRun(PrivateBase):
             yield (
                 f'federated.exchange = "{section.exchange}" averages the products of the factors exactly, but '
                 "not DoRA's magnitudes; set model.adapter.dora = false, or remove exchange"
+            )
+        if self.train.precision == "bf16_weights" and self.model.base_quantization is not None:
+            yield (
+                'train.precision = "bf16_weights" excludes model.adapter.quantize: unpacked matrices would be rounded '
+                'twice; set precision = "bf16"'
             )
         if own_files is not None and len(own_files.train) != len(section.sites):
             yield (
@@ -67,6 +77,8 @@ class FederatedRun(PrivateBase):
     def _whole_step_faults(self, parties: str, part: str) -> Faults:
         """Describe what sites that train by several parties lack."""
         section = self.federated
+        if section.simulated is not None:
+            yield f"federated.simulated: its sites have no processes, and {parties} would be some; remove {part}"
         if section.algorithm.kind in ("fedprox", "scaffold"):
             yield (
                 f'federated.algorithm.kind = "{section.algorithm.kind}" corrects each gradient of a site, but '
@@ -118,7 +130,8 @@ class FederatedRun(PrivateBase):
     @property
     def world(self) -> dict[str, int]:
         sites, (processes, stages) = len(self.federated.sites), self.site_world
-        return {"processes": 1 + sites * processes, "stages": stages, "sites": sites}
+        started = 0 if self.federated.simulated is not None else sites * processes
+        return {"processes": 1 + started, "stages": stages, "sites": sites}
 
 
 class FederatedRankRun(FederatedRun, RankedBase):
@@ -136,7 +149,8 @@ class FederatedRankRun(FederatedRun, RankedBase):
             )
 
     def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
-        yield "[parallel] with [federated]: not yet tested to add the noise of a site only once; remove one"
+        yield from super()._privacy_faults(privacy)
+        yield from self._private_layout_faults()
 
     @property
     def steps_a_rate(self) -> int:

@@ -1,10 +1,11 @@
 """A run of clients and an enclave, which has the whole back part of the model or owns a pipeline of its middle."""
 
 from collections.abc import Collection
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from phalanx.config import RefusedKeyError
 from phalanx.data import BpeConfig
+from phalanx.models import LoraConfig
 from phalanx.split import ENCLAVE, SplitConfig
 from phalanx.train.runs.base import BaseRun, Faults
 from phalanx.train.runs.pipeline import StagedBase
@@ -29,8 +30,29 @@ class SplitRun(BaseRun):
                 f"split.clients = {self.split.clients} share train.microbatches = {self.train.microbatches}, so "
                 "some clients would get none; raise microbatches"
             )
+        if self.split.mode == "masked":
+            yield from self._masked_faults()
         yield from self._text_faults(is_remote=bool(self.split.remote_clients))
         yield from super()._faults()
+
+    def _masked_faults(self) -> Faults:
+        """Describe what frozen layers cannot have whose products untrusted workers make of integers."""
+        adapter = self.model.adapter
+        if self.computes_in != "fp32":
+            yield (
+                f'train.precision = "{self.train.precision}" excludes split.mode = "masked": masked products are of '
+                'integers, which stand for float32; set precision = "fp32", or mode = "sealed"'
+            )
+        if self.model.base_quantization is not None:
+            yield (
+                'model.adapter.quantize excludes split.mode = "masked": a worker multiplies whole matrices as '
+                'integers; remove it, or set mode = "sealed"'
+            )
+        if isinstance(adapter, LoraConfig) and adapter.dora:
+            yield (
+                'model.adapter.dora excludes split.mode = "masked": it reads the frozen matrices, which workers have; '
+                'use rslora, or set mode = "sealed"'
+            )
 
     @property
     def _unevaluated(self) -> dict[str, bool]:
@@ -68,6 +90,11 @@ class SplitRun(BaseRun):
             )
         if data.attention == "document":
             yield 'data.attention = "document": each conversation of a remote client is a separate row'
+
+    @property
+    def computes_in(self) -> Literal["fp32", "bf16"]:
+        """What matrix products of both parts are computed in."""
+        return "bf16" if self.train.precision == "bf16" else "fp32"
 
     @property
     def text_parties(self) -> tuple[str, ...]:

@@ -168,7 +168,6 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
     "model.family": {
         "deepspeed": ValueLimit(_NOT_TRIED, _NO_DEEPSPEED, only=(None,)),
         "split": ValueLimit(_EVIDENCE, "use [pipeline]", only=(None,)),
-        "federated": ValueLimit(_NOT_TRIED, "use [pipeline]", only=(None,)),
     },
     "model.layers": {"pipeline": _UNCUT, "parallel": _UNCUT},
     "model.activation_checkpointing": {
@@ -185,23 +184,10 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
             'set it to "lora" or "ptuning"',
             never=("prompt_encoder",),
         ),
-        "federated": _UNCOUNTED_TOKENS,
-    },
-    "model.adapter.dora": {
-        "split": ValueLimit(
-            "it reads the frozen matrices, and those of an enclave may be masked",
-            "use rslora, or [pipeline]",
-            only=(None, False),
-        ),
     },
     "model.adapter.quantize": {
         "deepspeed": _UNQUANTIZED,
-        "split": ValueLimit(
-            "an enclave's matrices may be masked, which uses integer arithmetic",
-            _STAGES_OR_RANKS,
-            only=(None,),
-        ),
-        "federated": _UNQUANTIZED,
+        "split+pipeline": ValueLimit("its stages were tried with whole matrices only", only=(None,)),
     },
     "model.adapter.path": {
         "split": ValueLimit(
@@ -210,7 +196,7 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
     },
     "data.phases": {"split": _NO_PHASES, "federated": _NO_PHASES},
     "data.skip": {"federated": _NO_PHASES},
-    "data.attention": {"deepspeed": _ACROSS, "federated": _ACROSS},
+    "data.attention": {"deepspeed": _ACROSS},
     "train.epochs": {"federated": ValueLimit("a step is a round of all sites", "set train.steps", only=(None,))},
     "train.precision": {
         "pipeline": ValueLimit(
@@ -224,8 +210,15 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "deepspeed": ValueLimit(
             "its own loss scale would skip steps without repeating them", _SET_BF16, never=("fp16",)
         ),
-        "split": ValueLimit("both parts compute in float32", only=("fp32",)),
-        "federated": ValueLimit("sites compute in float32", only=("fp32",)),
+        "split": ValueLimit(
+            "an enclave keeps neither a loss scale nor master weights", _SET_BF16, only=("fp32", "bf16")
+        ),
+        "split+pipeline": ValueLimit("its stages were tried in float32 only", never=("bf16",)),
+        "federated": ValueLimit(
+            "its loss scale follows from the steps before, but a round that is repeated must give the same update",
+            _SET_BF16,
+            never=("fp16",),
+        ),
     },
     "train.numerics": dict.fromkeys(
         ("parallel", "split", "federated"),
@@ -233,21 +226,21 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
     ),
     "train.device": {
         "split": ValueLimit("enclaves do not support accelerators", only=("cpu",)),
-        "federated": ValueLimit(_NOT_TRIED, 'set it to "cpu"', only=("cpu",)),
+        "federated": ValueLimit("no site has been run on a GPU yet", 'set it to "cpu"', only=("cpu",)),
     },
     "train.samples": {
         "parallel": ValueLimit("ranks return losses, not logits", only=(None,)),
         "split": ValueLimit("an enclave answers with losses only, and a text would leave it", only=(None,)),
-        "federated": _UNTRIED,
     },
     "train.histograms": {
         "split": ValueLimit("an enclave gives out its state only sealed", only=(None,)),
-        "federated": _UNTRIED,
     },
     "train.stability": {
         "deepspeed": ValueLimit("it updates before the norm of the gradient is known here", only=(None,)),
         "split": ValueLimit("an enclave updates before its owner knows loss and gradient", only=(None,)),
-        "federated": _UNTRIED,
+        "federated": ValueLimit(
+            "losses of single batches are claims of sites; federated.aggregator withstands outliers", only=(None,)
+        ),
     },
     "train.stability.action": {
         "pipeline": ValueLimit(
@@ -261,13 +254,11 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "split": ValueLimit(
             "clients embed their own texts and learn no step number, which the noise would need", only=(None,)
         ),
-        "federated": _UNTRIED,
     },
     "optimizer.kind": {
         "pipeline": ValueLimit(_TWO_MOMENTS, 'set it to "adamw" or "adamw8bit"', only=("adamw", "adamw8bit")),
         "deepspeed": ValueLimit("its kernel on the host supports adamw only", _SET_ADAMW, only=("adamw",)),
         "split": ValueLimit(_ADAMW, _SET_ADAMW, only=("adamw",)),
-        "federated": ValueLimit(_NOT_TRIED, 'set it to "adamw" or "sgd"', never=("adafactor", "adamw8bit")),
     },
     "checkpoint.journal": {
         "parallel": ValueLimit(
@@ -285,7 +276,7 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "pipeline": ValueLimit("each stage has a file already", only=(False,)),
         "deepspeed": ValueLimit("it would copy a state that may be on disk", only=(False,)),
         "split": ValueLimit("an enclave saves its state sealed", only=(False,)),
-        "federated": ValueLimit(_NOT_TRIED, only=(False,)),
+        "federated": ValueLimit("one process has the state of all rounds", only=(False,)),
     },
     "checkpoint.best": {"split": ValueLimit("an enclave opens only its newest state", only=(None,))},
     "parallel.tp": {"deepspeed": _ONE_COPY},
@@ -360,9 +351,9 @@ def _objective_limits() -> Iterator[tuple[str, ValueLimit]]:
     for name in filter(learns_from_rollouts, OBJECTIVES):
         yield "split", ValueLimit(_NO_ROLLOUTS, _STAGES_OR_RANKS, never=(name,))
         yield "deepspeed", ValueLimit(_NOT_TRIED, _NO_DEEPSPEED, never=(name,))
+        yield "federated", ValueLimit(_SITES_LEARN, _STAGES_OR_RANKS, never=(name,))
     yield "deepspeed", ValueLimit(f"it supports {WHOLE_MODEL_OBJECTIVE} only", _NO_DEEPSPEED, own=True)
     yield "split", ValueLimit(_EVIDENCE, "use [pipeline]", own=True)
-    yield "federated", ValueLimit(_NOT_TRIED, _STAGES_OR_RANKS, only=(WHOLE_MODEL_OBJECTIVE, "classification"))
 
 
 def limits() -> Iterator[tuple[str, str, ValueLimit]]:

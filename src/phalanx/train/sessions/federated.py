@@ -14,6 +14,7 @@ from phalanx.federated.enclave.process import run_aggregator
 from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
+from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.site_trainer import WholeModel
 from phalanx.federated.vectors import num_values, shapes_of
 from phalanx.models import ModelSource, StageSpec, open_model, stage_table, weights_digest
@@ -21,22 +22,27 @@ from phalanx.optimizers import learning_rate
 from phalanx.security.crypto import Identity
 from phalanx.telemetry import FittedTable, MetricsFile
 from phalanx.train.batches.evaluations import SuiteEvaluator
+from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.private import round_budget
+from phalanx.train.batches.reference import REFERENCE_FILE, ReferenceStore
 from phalanx.train.batches.remote_turns import RemoteTurns
+from phalanx.train.batches.samples import TextSampler
 from phalanx.train.batches.scores import describe_texts
-from phalanx.train.batches.site_data import SharedTexts, load_whole_model
+from phalanx.train.batches.site_data import SharedTexts
 from phalanx.train.config import FederatedPipelineRun, FederatedRun
-from phalanx.train.engines.federated_engine import FederatedEngine, SiteBudgets
+from phalanx.train.engines.federated_engine import FederatedEngine, OwnerModel, SiteBudgets
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
-from phalanx.train.sessions.site_carriers import await_sites_in_time, open_carrier, site_log_hint
+from phalanx.train.sessions.simulated_sites import SIMULATED, SimulatedSites, simulate_sites
+from phalanx.train.sessions.site_carriers import OpenCarrier, await_sites_in_time, open_carrier, site_log_hint
 from phalanx.train.sessions.site_file import terms_of
 from phalanx.train.setup.preflight import require_extras
 from phalanx.train.setup.privacy_outlook import NoiseOutlook, noise_outlooks
 from phalanx.train.setup.shown_config import shown_config
 from phalanx.train.setup.stage_table import stages_of
+from phalanx.train.setup.whole_model import load_whole_model
 
 _JOIN_S = 600.0
 """How long the processes of sites may take to load their model."""
@@ -98,7 +104,7 @@ class FederatedFactory:
         source = open_model(run.model, context.home.cache_directory / "models", run.train.seed)
         context.console.print("preparing text")
         texts = SharedTexts(run, source, context.home.cache_directory / "data", lambda phase, count: None)
-        tokenizer, evaluator = None, None
+        tokenizer, evaluator, sampler, pairs, held_out = None, None, None, None, texts.held_out
         if texts.labelled is not None and run.data.labelled is not None:
             context.figures.texts = describe_texts(texts.labelled, run.data.labelled.task_name, run.train.seed)
             vocabulary = texts.labelled.vocabulary_digest
@@ -111,28 +117,41 @@ class FederatedFactory:
                 RunTokenizer.from_config(run.data.tokenizer, source, corpus),
             )
             evaluator = SuiteEvaluator.from_run(run, corpus.tokenizer_path, corpus.eos_id, context.home.path)
+            sampler = TextSampler.from_run(run, corpus)
+        if run.data.preferences is not None:
+            store = ReferenceStore(context.home.path / REFERENCE_FILE, context.history.opened)
+            held_out = texts.with_references(store, context.print_line)
+            pairs = PreferenceMeasure(run, source)
         named = {} if texts.corpus is None else context.validation_sets(source, texts.corpus)
         section = run.federated
         rows = section.num_asked * section.local_steps * run.train.batch_size
         loader = RemoteTurns(rows, run.data.sequence_length)
-        material = RunMaterial(
-            source, texts.held_out, loader, named, vocabulary=vocabulary, tokenizer=tokenizer, evaluator=evaluator
-        )
+        material = RunMaterial(source, held_out, loader, named, sampler, vocabulary, tokenizer, evaluator=evaluator)
         model = load_whole_model(run, source, texts.num_classes)
         for outlook in _noise_outlooks(run, model, texts):
             for line in outlook.describe_budget():
                 context.print_line(line)
             for warning in _warning_lines(outlook):
                 context.console.print(warning, soft_wrap=True)
-        yield FederatedSetup(context, material, model)
+        simulated = (
+            None if run.federated.simulated is None else (load_whole_model(run, source, texts.num_classes), texts)
+        )
+        yield FederatedSetup(context, material, model, pairs, simulated)
 
 
 class FederatedSetup:
     """The owner and the sites of one session, before they meet."""
 
-    def __init__(self, context: SessionContext[FederatedRun], material: RunMaterial, model: WholeModel) -> None:
+    def __init__(
+        self,
+        context: SessionContext[FederatedRun],
+        material: RunMaterial,
+        model: WholeModel,
+        pairs: PreferenceMeasure | None,
+        simulated: tuple[WholeModel, SharedTexts] | None,
+    ) -> None:
         self.material = material
-        self._context, self._model = context, model
+        self._context, self._model, self._pairs, self._simulated = context, model, pairs, simulated
 
     def recover_state(self, savepoint: Savepoint) -> None:
         """Have the state that the run goes on from as its newest checkpoint."""
@@ -146,7 +165,7 @@ class FederatedSetup:
         context.log_opening(recorder, opening.start, self.material.loader, {"sites": list(section.sites)})
         terms = terms_of(run, home.owner, home.pki_directory)
         with contextlib.ExitStack() as stack:
-            carrier = stack.enter_context(open_carrier(context, terms))
+            carrier: OpenCarrier = self._play_sites(terms) or stack.enter_context(open_carrier(context, terms))
             fleet = Fleet(carrier)
             journal = RoundJournal(home.path / "rounds")
             weights, length = self._model.copy_weights(), num_values(shapes_of(self._model.trained))
@@ -165,7 +184,7 @@ class FederatedSetup:
             rounds.truncate_after(opening.start - 1)
             engine = FederatedEngine(
                 coordinator,
-                self._model,
+                OwnerModel(self._model, self._pairs, self.material.sampler),
                 lambda step: learning_rate(run.optimizer, step, run.train.steps),
                 rounds,
                 recorder,
@@ -185,6 +204,14 @@ class FederatedSetup:
             saver = PlainSaver(engine.round_shards, opening.savepoint, context.make_observer(recorder))
             yield RunningRounds(engine, saver, context, opening)
             fleet.end_sites()
+
+    def _play_sites(self, terms: RunTerms) -> SimulatedSites | None:
+        """Return simulated sites; None where the run's are processes."""
+        if self._simulated is None:
+            return None
+        run, home = self._context.run, self._context.home
+        self._context.print_line(SIMULATED)
+        return simulate_sites(run, terms, *self._simulated, home.path / "sites", home.pki_directory)
 
 
 class RunningRounds:

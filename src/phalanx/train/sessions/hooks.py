@@ -119,6 +119,14 @@ class StagedModel(TrainedModel, Protocol):
         """Measure the model on each set by a measure of stages."""
 
 
+@runtime_checkable
+class WritesTexts(Protocol):
+    """A trained model that can continue prompts."""
+
+    def sample_texts(self) -> tuple[TextSample, ...]:
+        """Texts of the model as it is; none where the run file asks for none."""
+
+
 class StagesInTurn:
     """A pipeline's stages, measured by the owner alone, one behind the other.
 
@@ -413,8 +421,7 @@ class RunHooks:
             if part.judge is not None and isinstance(self._trained, StagedModel):
                 (value,) = self._trained.judge_stages(part.judge, [validation_batches(part.corpus, VALIDATION_BATCH)])
                 named |= {part.name: value} if isinstance(value, PreferenceScores) else {}
-        # other engines are refused `train.samples` by the run file
-        samples = self._trained.sample_texts() if isinstance(self._trained, StagesInTurn) else ()
+        samples = self._trained.sample_texts() if isinstance(self._trained, WritesTexts) else ()
         result = ValidationResult(held_out, named, samples, self._take_histograms(num_steps))
         self._recorder.record_validation(result, num_steps)
         return result

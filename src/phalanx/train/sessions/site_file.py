@@ -7,6 +7,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, digest_config, load_config
+from phalanx.data import DataConfig
+from phalanx.data.chat.settings import ConversationSource, PreferenceSource
 from phalanx.data.config import BpeConfig
 from phalanx.data.sources import SourceConfig
 from phalanx.errors import CertificateError, ConfigError
@@ -36,6 +38,10 @@ class SiteFile(StrictModel):
     """Path where an engine's client delivers frames, in a directory of this user's alone; carrier = "bridge"."""
     sources: tuple[SourceConfig, ...] = ()
     """The site's own text, as `data.sources` of a run file has it; left out, its share of the run's text."""
+    conversations: tuple[ConversationSource, ...] = ()
+    """The site's own conversations, where the run has `data.conversations`."""
+    preferences: tuple[PreferenceSource, ...] = ()
+    """The site's own preferences, where the run has `data.preferences`."""
     directory: str | None = None
     """Its own: the book of sums that it has entered, control variates; left out, `state` beside its keys."""
     cache: str | None = None
@@ -50,6 +56,31 @@ class SiteFile(StrictModel):
         if (self.owner is None) == (self.socket is None):
             raise ValueError("socket: missing; set the path where the engine's client delivers frames")
         return self
+
+    def own_data(self, data: DataConfig) -> DataConfig | None:
+        """Return a run's section ``[data]`` with the site's own files in it; None where the site names none."""
+        if self.sources:
+            return data.model_copy(update={"sources": self.sources})
+        for name, files in self._own_records.items():
+            section = getattr(data, name)
+            if files and section is not None:
+                return data.model_copy(update={name: section.model_copy(update={"sources": files})})
+        return None
+
+    @property
+    def _own_records(self) -> dict[str, tuple[ConversationSource | PreferenceSource, ...]]:
+        return {"conversations": self.conversations, "preferences": self.preferences}
+
+    def check_own_data(self, path: Path, data: DataConfig) -> None:
+        """Refuse files of another kind than the run reads, and a tokenizer that other sites would not have."""
+        given = {"sources": self.sources, **self._own_records}
+        for name in (name for name, files in given.items() if files):
+            if not getattr(data, name) or isinstance(data.tokenizer, BpeConfig):
+                raise ConfigError(
+                    f"{path}: {name} need a run with data.{name} and with a tokenizer that all sites have; but "
+                    f'{self.run} has data.tokenizer.kind = "{data.tokenizer.kind}"'
+                    f"{'' if getattr(data, name) else f' and no data.{name}'}"
+                )
 
     @property
     def site_directory(self) -> Path:
@@ -79,11 +110,7 @@ def read_site(path: Path) -> tuple[SiteFile, FederatedRun, Identity]:
             f'{file.run}: federated.carrier = "{section.carrier}" has only local sites; ask its owner for a run '
             'file with "bridge"'
         )
-    if file.sources and (isinstance(run.data.tokenizer, BpeConfig) or not run.data.sources):
-        raise ConfigError(
-            f"{path}: sources need a run with data.sources and with a tokenizer that all sites have; but {file.run} "
-            f'has data.tokenizer.kind = "{run.data.tokenizer.kind}"'
-        )
+    file.check_own_data(path, run.data)
     _check_names(path, file, identity.name, section.sites)
     return file, run, identity
 

@@ -22,6 +22,7 @@ from phalanx.split.masked.remote import PipedWorkerConfig
 from phalanx.split.processes.confined import ConfinedEnclave, confined_workers
 from phalanx.split.processes.local_enclave import EnclaveConfig, LocalEnclave
 from phalanx.split.processes.offload import masked_session
+from phalanx.split.training.parts import FewBits
 from phalanx.train.config import SplitRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.enclave_owner import EnclaveOwnerConfig
@@ -101,6 +102,7 @@ def split_company(
             attention=run.model.attention,
             wire=split.wire,
             document_attention=run.data.attention == "document",
+            few_bits=FewBits(run.computes_in, run.model.base_quantization),
         )
         lead = SplitDriver(
             split, parties[0], parties[1:], front, kinds_of(run, source, num_classes), run.train.microbatches
@@ -196,6 +198,7 @@ def _enclave_config(
         rows=run.train.batch_size // run.train.microbatches,
         seq=run.data.sequence_length,
         document_attention=run.data.attention == "document",
+        precision=run.computes_in,
         microbatches=run.train.microbatches,
         steps=run.train.steps,
         seed=run.train.seed,

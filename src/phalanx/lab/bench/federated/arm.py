@@ -20,12 +20,13 @@ from phalanx.lab.bench.federated.plan import FederatedSpec, RoundsReport, Rounds
 from phalanx.lab.bench.measure.harness import parse_message, send_message, serve_bench, serve_orders
 from phalanx.models import open_model
 from phalanx.pipeline import keep_freed_memory
-from phalanx.train.batches.site_data import SharedTexts, load_whole_model
+from phalanx.train.batches.site_data import SharedTexts
 from phalanx.train.config import FederatedRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.site_file import SiteFile, session_prefix, terms_of
 from phalanx.train.sessions.site_processes import LocalSites, new_session
 from phalanx.train.setup.process import deterministic_kernels
+from phalanx.train.setup.whole_model import load_whole_model
 
 RoundRunner = Callable[[int], dict[str, SiteReport]]
 Loads = Callable[[], set[tuple[str, int]]]

@@ -15,7 +15,8 @@ from phalanx.federated.config import FederatedConfig
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.optimizers import OptimizerConfig
 from phalanx.train import FederatedRun, TrainConfig
-from phalanx.train.batches.site_data import SharedTexts, load_whole_model
+from phalanx.train.batches.site_data import SharedTexts
+from phalanx.train.setup.whole_model import load_whole_model
 
 SITES = ("north", "south", "east")
 TARGETS = ("q_proj", "v_proj")
