@@ -16,6 +16,7 @@ from phalanx.policy import POLICY_FILE, SuiteIdentity, TrainingPolicy, sign_poli
 from phalanx.security.crypto import Identity
 from phalanx.train import PastRun, load_run, train
 from phalanx.train.entry import replay
+from phalanx.train.sessions import hooks
 from tiny_run_file import tiny_run_file
 
 OWNER, ALICE = Identity.without_certificate("owner"), Identity.without_certificate("alice")
@@ -199,6 +200,23 @@ def test_other_weights_than_those_of_the_end_do_not_leave(run_under):
         require_release(run_dir, step=2)
     with pytest.raises(PolicyError, match="not of step 2"):
         require_release(run_dir / "checkpoints" / "step-00000002")
+
+
+def test_a_run_that_was_interrupted_lets_nothing_out(run_under, tmp_path, quietly):
+    """The attacker: a trainer who ends the run before its canaries are exposed, and releases that checkpoint."""
+    _, run_dir = run_under("[train]\nown_code = false\n")
+    require_release(run_dir)
+    longer = load_run(tmp_path / "run.toml", ("train.steps=8",))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hooks.RunHooks, "note_position", interrupt)
+        assert quietly(longer, run_dir, resume=True)["status"] == "interrupted"
+
+    with pytest.raises(PolicyError, match="has not ended"):
+        require_release(run_dir)
 
 
 def test_figures_count_when_they_were_measured_on_these_weights(run_under, tmp_path):

@@ -172,6 +172,9 @@ def _approval_of(past: PastRun) -> Approval:
 
 
 def _facts_of_end(past: PastRun, policy: TrainingPolicy, evaluations: Sequence[Path]) -> EndFacts:
+    if past.final_weights_digest is None:
+        # who interrupts a run before a measurement is due must not let out what it had until then
+        raise PolicyError(f"{past.path}: has not ended, and policy {policy.name} speaks of the run's end")
     summary = read_summary(past)
     leak = summary.get("leak")
     exposure = leak.get("exposure_bits") if isinstance(leak, dict) else None
