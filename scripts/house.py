@@ -78,12 +78,18 @@ def imports(files: list[Path]) -> Graph:
     return graph
 
 
-def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below, but for what stands under ``if TYPE_CHECKING``."""
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
-            yield child
-            yield from executed(child)
+def executed(tree: ast.AST) -> Iterator[ast.stmt]:
+    """All statements below, but for what stands under ``if TYPE_CHECKING``."""
+    ahead: list[ast.AST] = [tree]
+    while ahead:
+        for child in ast.iter_child_nodes(ahead.pop()):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.stmt):
+                yield child
+            # no import stands in an expression
+            if not isinstance(child, ast.expr):
+                ahead.append(child)
 
 
 def in_circles(graph: Mapping[str, set[str]]) -> set[str]:

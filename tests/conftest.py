@@ -1,6 +1,7 @@
 """What holds for every test: no outside network, one torch thread, checked tensor shapes."""
 
 import atexit
+import contextlib
 import gc
 import ipaddress
 import os
@@ -10,9 +11,11 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.assertion import rewrite
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
@@ -76,12 +79,31 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     """Leave modules and tests, which live to the end, out of every search for garbage: each looked at a million."""
     if session.config.getoption("--hypothesis-profile", None) in ("quick", "ci"):
         _no_constants_of_sources()
+    _compile_share(session.config)
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        # a search through all that torch and transformers have made takes a tenth of a second: after a million more
+        # objects and not after seventy thousand
+        gc.set_threshold(10_000, 10, 10)
         gc.enable()
+
+
+def _compile_share(config: pytest.Config) -> None:
+    """Compile every n-th test file of a new checkout, so that n test workers compile each once and not n times."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None or config.option.file_or_dir or sys.dont_write_bytecode:
+        return
+    turn, num_workers = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for path in sorted(Path(__file__).parent.rglob("test_*.py"))[turn::num_workers]:
+        compiled = rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)
+        if rewrite.try_makedirs(compiled.parent) and not compiled.exists():
+            # what does not parse is told by the collection
+            with contextlib.suppress(SyntaxError):
+                source_hash, code = rewrite._rewrite_test(path, config)
+                rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source_hash, compiled)
 
 
 def _no_constants_of_sources() -> None:

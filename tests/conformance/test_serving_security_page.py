@@ -16,16 +16,13 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def names_of_tests() -> set[str]:
-    names = set()
-    for path in (ROOT / "tests" / "serve").rglob("test_*.py"):
-        names |= {
-            node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)
-        }
-    return names
+    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "serve").rglob("test_*.py"))
+    return {name for text in texts for name in re.findall(r"^def (test_\w+)\(", text, re.M)}
 
 
 def test_the_table_has_twelve_classes_and_each_row_names_tests_that_exist():
     classes, others = rows("# Attacks on a server"), rows("## Beyond the twelve")
+    known = names_of_tests()
 
     assert len(classes) == 12
     assert len({row[0] for row in classes}) == 12
@@ -33,7 +30,7 @@ def test_the_table_has_twelve_classes_and_each_row_names_tests_that_exist():
     for row in (*classes, *others):
         named = set(re.findall(r"`(test_\w+)`", row[-1]))
         assert named, row[0]
-        assert named <= names_of_tests(), (row[0], named - names_of_tests())
+        assert named <= known, (row[0], named - known)
 
 
 def test_every_test_of_attacks_is_on_the_page():

@@ -1,6 +1,5 @@
 """docs/threat_model.md: every row names a test that exists; so do the promises of the README."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -18,11 +17,8 @@ def rows():
 
 
 def known_tests():
-    names = set()
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    return {name for name in names if name.startswith("test_")}
+    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    return {name for text in texts for name in re.findall(r"^def (test_\w+)\(", text, re.M)}
 
 
 def test_every_row_has_four_cells_and_names_a_test_or_says_that_nothing_stops_it():

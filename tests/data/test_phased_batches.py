@@ -59,7 +59,7 @@ def test_a_row_is_of_the_group_that_its_number_says():
     assert batch.indices == (12, 3, 0, 15)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(3, 9), min_size=1, max_size=3), shares=st.integers(1, 3), seed=st.integers(0, 99))
 def test_loaders_that_share_groups_have_each_sequence_once_an_epoch_and_their_own_mixture(sizes, shares, seed):
     groups = [group(f"group-{number}", size, 1000 * number) for number, size in enumerate(sizes)]
@@ -94,7 +94,7 @@ def test_a_state_of_another_share_is_refused():
         BatchLoader(corpus(), 2, 0, (1, 2)).load_position(state)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(
     size=st.integers(1, 5),
     skip=st.lists(st.integers(0, 25), min_size=2, max_size=6, unique=True).filter(lambda ends: len(ends) % 2 == 0),

@@ -51,7 +51,7 @@ def test_a_class_of_one_text_cannot_be_split():
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(0, 120), st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_a_drawn_part_has_as_many_as_asked_for_and_every_class(sizes, count, seed):
     examples = made(*sizes)
     if count < len(sizes) and count < len(examples):
@@ -70,7 +70,7 @@ def test_balanced_takes_no_more_of_a_class_than_asked_for():
 
 
 @given(st.integers(2, 6), st.floats(0.05, 50), st.integers(0, 20))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_every_text_belongs_to_one_client(num_clients, alpha, seed):
     examples = made(60, 40, 30)
 

@@ -1,6 +1,7 @@
 """The chain of an encoder's stages computes what transformers' masked language model computes, to the bit."""
 
 import json
+from functools import lru_cache
 
 import pytest
 import tokenizers
@@ -117,20 +118,29 @@ def trained(stages):
     return {name: one for stage in stages for name, one in stage.all_parameters().items()}.items()
 
 
+@lru_cache(maxsize=len(PRECISIONS))
+def whole_pass(directory, precision):
+    """Transformers' whole model with its gradients, what it says, and the loss of it."""
+    (ids, labels), model = rows(), whole_model(ModelSource(directory), precision=precision)
+    with autocast_of(precision):
+        expected = model(input_ids=ids, labels=labels)
+    # transformers has the loss of BERT's logits in bf16 where weights are, and that of ModernBERT's in float32
+    wanted = loss_of(expected.logits.float(), labels)
+    wanted.backward()
+    return model, expected, wanted.detach()
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_loss_and_gradients_are_bit_equal(cache, name, num_stages, precision):
     source = source_of(name, cache)
-    (ids, labels), model = rows(), whole_model(source, precision=precision)
-    stages = in_precision(stages_of(source, num_stages), precision)
+    model, expected, wanted = whole_pass(source.directory, precision)
+    (ids, labels), stages = rows(), in_precision(stages_of(source, num_stages), precision)
 
     with autocast_of(precision):
-        expected = model(input_ids=ids, labels=labels)
         logits = chain(stages, ids)
-    # transformers has the loss of BERT's logits in bf16 where weights are, and that of ModernBERT's in float32
-    loss, wanted = (loss_of(found.float(), labels) for found in (logits, expected.logits))
-    wanted.backward()
+    loss = loss_of(logits.float(), labels)
     loss.backward()
 
     assert torch.equal(logits, expected.logits.to(logits.dtype))

@@ -244,8 +244,7 @@ def words(tmp_path, **named):
     return home / "tokenizer.json"
 
 
-@pytest.mark.parametrize("mask", ["[MASK]", "<hide>"])
-@pytest.mark.parametrize("name", ["bert", "modernbert"])
+@pytest.mark.parametrize(("name", "mask"), [("bert", "[MASK]"), ("modernbert", "<hide>")])
 @pytest.mark.parametrize(
     "companions",
     [

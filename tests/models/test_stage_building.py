@@ -185,7 +185,7 @@ JSON_VALUES = st.one_of(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(deadline=None)
 @given(data=st.data(), value=JSON_VALUES)
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bloom", "llama"])
 @pytest.mark.filterwarnings("ignore")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,21 +142,29 @@ def gradients_of(stages: Sequence[StageModule]) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in own.items() if p.grad is not None}
 
 
-def assert_causal_is_whole(source: ModelSource, num_stages: int, precision: Precision = "fp32") -> None:
-    """Logits, loss and all gradients of a decoder's stages have the bits of transformers' whole model."""
-    model, ids = whole_model(source, precision=precision), some_ids()
-    stages = in_precision(build_all(source, num_stages), precision)
-
+@lru_cache(maxsize=len(PRECISIONS))
+def _whole_pass(directory: Path, precision: Precision) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Transformers' whole model with its gradients, its logits and its loss, once for all numbers of stages."""
+    model, ids = whole_model(ModelSource(directory), precision=precision), some_ids()
     with autocast_of(precision):
         expected = model(input_ids=ids, labels=ids, use_cache=False)
+    expected.loss.backward()
+    return model, expected.logits.detach(), expected.loss.detach()
+
+
+def assert_causal_is_whole(source: ModelSource, num_stages: int, precision: Precision = "fp32") -> None:
+    """Logits, loss and all gradients of a decoder's stages have the bits of transformers' whole model."""
+    model, whole_logits, whole_loss = _whole_pass(source.directory, precision)
+    ids, stages = some_ids(), in_precision(build_all(source, num_stages), precision)
+
+    with autocast_of(precision):
         logits = chain(stages, ids)
         loss = model.loss_function(logits, ids, vocab_size=VOCAB)
-    expected.loss.backward()
     loss.backward()
 
     # what leaves a stage with bf16 weights is wide, and has their bits
-    assert torch.equal(logits, expected.logits.to(logits.dtype))
-    assert torch.equal(loss, expected.loss)
+    assert torch.equal(logits, whole_logits.to(logits.dtype))
+    assert torch.equal(loss, whole_loss)
     sliced, whole = gradients_of(stages), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert sliced.keys() == whole.keys()
     for name, gradient in whole.items():

@@ -60,7 +60,7 @@ def any_row(draw):
     return Row(whole[:-1], np.where(whole[:-1] == EOS, IGNORE, whole[1:]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(any_row(), st.integers(0, 2**40), st.sampled_from(KINDS))
 def test_a_row_keeps_its_shape_and_depends_on_tokens_sample_and_seed_alone(row, sample, kind):
     before = row.ids.copy(), row.labels.copy()
@@ -165,7 +165,7 @@ def test_a_row_of_ends_alone_hides_nothing():
         assert (made.labels == IGNORE).all(), kind
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.integers(10, 24), st.floats(0.05, 0.6), st.floats(1.0, 6.0), st.integers(0, 1000))
 def test_a_corrupted_row_is_its_text_with_sentinels_and_then_the_spans(length, rate, mean, sample):
     row = packed(length)

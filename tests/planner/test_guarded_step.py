@@ -18,7 +18,7 @@ def pipeline(workers=2, microbatches=8, **changes):
     return GuardedPipeline([END, *[MIDDLE] * workers, END], microbatches, **(values | changes))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(deadline=None)
 @given(workers=st.integers(1, 6), microbatches=st.integers(1, 24), schedule=st.sampled_from(["gpipe", "1f1b"]))
 def test_without_a_guard_a_step_is_the_longest_stage_and_one_trip_through_the_others(workers, microbatches, schedule):
     # the owner's two ends together take as long as one middle stage
@@ -41,7 +41,7 @@ def test_a_guard_adds_at_least_its_audit_and_at_most_all_its_work(workers):
     assert plain + 1.0 <= guarded <= plain + 2 * 2.5 + 2 * 0.5 + 4 * 0.25
 
 
-@settings(max_examples=30, deadline=None)
+@settings(deadline=None)
 @given(rate=st.floats(1e5, 1e9), latency=st.floats(0.0, 0.5), workers=st.integers(1, 4))
 def test_a_slower_line_never_makes_a_step_shorter(rate, latency, workers):
     line = Line(rate, latency, message_s=0.01)

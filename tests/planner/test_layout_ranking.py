@@ -228,9 +228,10 @@ def test_a_mixed_pool_gives_the_fast_devices_more_layers() -> None:
 
 
 def test_a_mixed_pool_that_cannot_hold_the_model_is_refused() -> None:
-    found = rank_layouts(
-        known_models()["llama-2-70b"], Recipe(8, 1024, precision="fp16"), known_clusters()["paper-pool"], 4
-    )
+    pool = known_clusters()["paper-pool"]
+    few = pool.model_copy(update={"pools": tuple(Pool(device=kind.device, count=2) for kind in pool.pools[:2])})
+
+    found = rank_layouts(known_models()["llama-2-70b"], Recipe(8, 1024, precision="fp16"), few, 4)
 
     assert not found.valid
     assert {one.reason for one in found.refused} == {"no order of the devices has the memory for its layers"}

@@ -103,7 +103,7 @@ def test_groups_that_cannot_work_are_refused(tiny: ModelShape, layout: Layout, r
     assert reason in found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     dp=st.integers(1, 8),
     cp=st.integers(1, 2),

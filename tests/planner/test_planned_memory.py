@@ -54,7 +54,7 @@ def state(memory: RankMemory) -> int:
     return memory.parameters + memory.gradients + memory.optimizer
 
 
-@settings(max_examples=80, deadline=None)
+@settings(deadline=None)
 @given(layout=LAYOUTS, recipe=RECIPES)
 def test_the_parts_add_up_and_none_is_negative(layout: Layout, recipe: Recipe) -> None:
     shape = shape_of(TINY)
@@ -67,7 +67,7 @@ def test_the_parts_add_up_and_none_is_negative(layout: Layout, recipe: Recipe) -
         assert memory.total_bytes <= worst_rank(shape, layout, recipe).total_bytes
 
 
-@settings(max_examples=80, deadline=None)
+@settings(deadline=None)
 @given(layout=LAYOUTS, recipe=RECIPES)
 def test_a_higher_zero_level_never_stores_more(layout: Layout, recipe: Recipe) -> None:
     # with everything on the host, ZeRO 2 alone gathers the whole on the device
@@ -78,7 +78,7 @@ def test_a_higher_zero_level_never_stores_more(layout: Layout, recipe: Recipe) -
         assert needed == sorted(needed, reverse=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(layout=LAYOUTS, recipe=RECIPES)
 def test_a_higher_zero_level_never_needs_more_memory_for_a_model_of_some_size(layout: Layout, recipe: Recipe) -> None:
     # a tiny model's gathered blocks are as large as what sharing them saves; a pipeline shares late
@@ -90,7 +90,7 @@ def test_a_higher_zero_level_never_needs_more_memory_for_a_model_of_some_size(la
     assert needed == sorted(needed, reverse=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(layout=LAYOUTS, recipe=RECIPES)
 def test_no_parameter_is_lost_between_the_ranks(layout: Layout, recipe: Recipe) -> None:
     shape = shape_of(TINY)
@@ -111,7 +111,7 @@ def _layers(shape: ModelShape, layout: Layout, recipe: Recipe) -> tuple[int, ...
     return stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(layout=LAYOUTS, recipe=RECIPES)
 def test_recomputing_more_never_keeps_more(layout: Layout, recipe: Recipe) -> None:
     # a product that ends in the stream is whole on every rank, also where the ranks share all that it becomes

@@ -22,7 +22,7 @@ def given_times(data: st.DataObject, stages: int) -> list[StageTimes]:
     return [StageTimes(data.draw(SECONDS), data.draw(SECONDS), data.draw(SECONDS)) for _ in range(stages)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(data=st.data(), schedule=SCHEDULES, ranks=st.integers(1, 4), rounds=st.integers(1, 3), latency=st.floats(0, 0.5))
 def test_with_a_core_each_nothing_is_shared(
     data: st.DataObject, schedule: str, ranks: int, rounds: int, latency: float
@@ -35,7 +35,7 @@ def test_with_a_core_each_nothing_is_shared(
     assert shared.length_s == pytest.approx(simulate_step(schedule, ranks, microbatches, times, latency).length_s)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(data=st.data(), schedule=SCHEDULES, ranks=st.integers(1, 4), rounds=st.integers(1, 3))
 def test_one_core_is_never_idle_and_does_all_the_work(
     data: st.DataObject, schedule: str, ranks: int, rounds: int

@@ -13,7 +13,7 @@ EQUAL = StageTimes(forward=1.0, inputs=1.0, weights=1.0)
 SIZES = st.integers(1, 8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(ranks=SIZES, microbatches=st.integers(1, 24), schedule=st.sampled_from(["gpipe", "1f1b"]))
 def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(ranks: int, microbatches: int, schedule: str) -> None:
     timeline = simulate_step(schedule, ranks, microbatches, [EQUAL] * ranks)
@@ -22,7 +22,7 @@ def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(ranks: int, microba
     assert bubble_formula(ranks, microbatches) == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(ranks=st.integers(2, 6), rounds=st.integers(1, 4), chunks=st.integers(2, 4))
 def test_the_bubble_of_interleaved_stages_is_divided_by_their_number(ranks: int, rounds: int, chunks: int) -> None:
     timeline = simulate_step("interleaved", ranks, rounds * ranks, [EQUAL] * (ranks * chunks))
@@ -30,7 +30,7 @@ def test_the_bubble_of_interleaved_stages_is_divided_by_their_number(ranks: int,
     assert timeline.bubble_share == pytest.approx((ranks - 1) / (chunks * rounds * ranks + ranks - 1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(ranks=SIZES, more=st.integers(0, 12))
 def test_zero_bubble_waits_a_third_as_long_as_1f1b_and_holds_no_more(ranks: int, more: int) -> None:
     microbatches = ranks + more
@@ -42,7 +42,7 @@ def test_zero_bubble_waits_a_third_as_long_as_1f1b_and_holds_no_more(ranks: int,
     assert all(max_in_flight(order) <= ranks for order in rank_orders("zero-bubble", ranks, microbatches))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(
     ranks=st.integers(1, 5),
     rounds=st.integers(1, 3),

@@ -23,7 +23,7 @@ def slowest_stage_seconds(counts: Sequence[int], costs: Sequence[float], speeds:
     return max(sum(costs[first : first + count]) / speed for first, count, speed in stages)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples, deadline=None)
 @given(costs=COSTS, speeds=SPEEDS)
 def test_no_other_partition_is_faster(costs: list[float], speeds: list[float]) -> None:
     found = uneven_layers(costs, speeds)
@@ -40,7 +40,7 @@ def test_no_other_partition_is_faster(costs: list[float], speeds: list[float]) -
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(costs=COSTS, speeds=SPEEDS, room=st.lists(st.integers(1, 9), min_size=4, max_size=4))
 def test_no_other_partition_that_fits_is_faster(costs: list[float], speeds: list[float], room: list[int]) -> None:
     found = uneven_layers(costs, speeds, lambda stage, first, end: end - first <= room[stage])

@@ -331,7 +331,7 @@ def with_keys(keys):
     return st.dictionaries(st.sampled_from(keys), json_values, max_size=len(keys))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     summary=with_keys(list(SUMMARY)),
     rows=st.lists(st.builds(lambda step, row: {**row, "step": step}, json_values, with_keys(METRIC_KEYS)), max_size=3),
@@ -349,7 +349,7 @@ def test_no_json_in_any_file_makes_it_crash(tmp_path_factory, summary, rows, bod
 
 
 @given(content=st.binary(max_size=60))
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 def test_no_bytes_in_any_file_make_it_crash(tmp_path_factory, content):
     run_dir = tmp_path_factory.mktemp("run")
     for name in ("config.toml", "summary.json", "metrics.jsonl", "events.jsonl"):

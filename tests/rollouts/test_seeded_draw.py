@@ -85,7 +85,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=30, deadline=None)
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), size=st.floats(0.0, 1e-3))
 def test_an_honest_draw_by_slightly_other_logits_is_within_their_difference(rule, seed, size):
     logits = logits_of(20, seed=seed)

@@ -10,7 +10,7 @@ from phalanx.data.order.mixture import MAX_SHARES, Mixture, shares_of
 WEIGHTS = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.3, 1.0, 2.5, 7.0]), min_size=1, max_size=6).filter(any)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None)
 @given(weights=WEIGHTS, start=st.integers(0, 10**15))
 def test_every_prefix_has_each_share_to_less_than_one_sample(weights, start):
     mixture = Mixture(weights)
@@ -27,7 +27,7 @@ def test_every_prefix_has_each_share_to_less_than_one_sample(weights, start):
     assert before == mixture.group_counts(start + 300)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None)
 @given(weights=WEIGHTS, count=st.integers(1, 10**9))
 def test_a_group_has_had_a_number_of_samples_just_then(weights, count):
     mixture = Mixture(weights)

@@ -10,7 +10,7 @@ from phalanx.data.order import sample_indices
 from phalanx.data.order.permutation import permute_positions
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(size=st.integers(1, 700), seed=st.integers(0, 2**70), epoch=st.integers(0, 10**6))
 def test_an_epoch_visits_every_sequence_once(size, seed, epoch):
     image = permute_positions(np.arange(size, dtype=np.uint64), size, seed, epoch)
@@ -18,7 +18,7 @@ def test_an_epoch_visits_every_sequence_once(size, seed, epoch):
     assert sorted(image.tolist()) == list(range(size))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(size=st.integers(1, 60), seed=st.integers(0, 9), cuts=st.lists(st.integers(1, 50), min_size=1, max_size=6))
 def test_the_order_does_not_depend_on_how_it_is_cut(size, seed, cuts):
     whole = sample_indices(0, sum(cuts), size, seed)

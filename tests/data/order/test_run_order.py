@@ -40,7 +40,7 @@ def orders(draw):
     return RunOrder(groups, phases, draw(st.integers(0, 99)))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(order=orders())
 def test_every_epoch_of_a_group_has_each_sequence_once_over_all_phases(order):
     samples = drawn(order, 0, 300)
@@ -54,7 +54,7 @@ def test_every_epoch_of_a_group_has_each_sequence_once_over_all_phases(order):
         assert order.consumed_by_group(300)[one.name] == len(own)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(order=orders())
 def test_every_prefix_of_a_phase_has_its_mixture_to_less_than_one_sample(order):
     samples = drawn(order, 0, 300)
@@ -68,7 +68,7 @@ def test_every_prefix_of_a_phase_has_its_mixture_to_less_than_one_sample(order):
                 assert abs(counts[one.name] - weight / sum(phase.weights) * (stop - start)) < 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(order=orders(), data=st.data())
 def test_a_run_that_stops_and_goes_on_with_other_numbers_of_ranks_loses_and_repeats_none(order, data):
     whole = drawn(order, 0, 240)
@@ -120,7 +120,7 @@ def test_a_curriculum_that_begins_in_an_epoch_orders_what_is_left_of_it():
     assert scores[8:] == sorted(SCORES["quality"], reverse=True)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None)
 @given(
     limits=st.tuples(st.none() | st.integers(1, 40), st.none() | st.integers(1, 40), st.integers(1, 40)),
     until=st.integers(1, 60),

@@ -30,7 +30,7 @@ def plain_best_fit(sizes: list[int], capacity: int) -> list[int]:
     return sorted(rooms)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(capacity=st.integers(1, 40), data=st.data())
 def test_pieces_are_placed_by_the_rule_of_the_book(capacity, data):
     sizes = data.draw(st.lists(st.integers(1, capacity), max_size=60))
@@ -41,7 +41,7 @@ def test_pieces_are_placed_by_the_rule_of_the_book(capacity, data):
     assert sorted((capacity - filled).tolist()) == plain_best_fit(sizes, capacity)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(
     documents=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=30), min_size=1, max_size=12),
     length=st.integers(2, 12),

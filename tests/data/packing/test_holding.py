@@ -19,7 +19,7 @@ def split_of(sizes: list[int]) -> TokenSplit:
 
 
 @pytest.mark.parametrize("make", [Windows, BestFitRows])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12), length=st.integers(2, 16))
 def test_exactly_the_rows_that_read_a_document_hold_it(make, sizes: list[int], length: int) -> None:
     split = split_of(sizes)

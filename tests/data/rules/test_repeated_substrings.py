@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_pages import HONEST, decide
 
@@ -135,7 +135,6 @@ def test_an_index_gives_the_first_place_of_each_gram(seed):
             place += 1
 
 
-@settings(max_examples=30)
 @given(st.lists(st.text("abé", max_size=120), max_size=5))
 def test_nothing_long_stands_twice_and_nothing_is_invented(texts):
     found = judge(texts, min_bytes=20)

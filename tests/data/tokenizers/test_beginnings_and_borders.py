@@ -5,7 +5,7 @@ import json
 import pytest
 import tokenizers
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -185,7 +185,6 @@ def test_documents_and_prompts_begin_as_the_tokenizer_begins_a_text_and_prompts_
 
 @pytest.mark.parametrize("name", MAKES)
 @given(prompt=TEXTS, answer=TEXTS)
-@settings(max_examples=60)
 def test_two_texts_have_the_ids_of_the_whole_and_part_where_the_prompt_ends(name, prompt, answer):
     ours, there = opened(name), theirs(name)
     try:

@@ -59,7 +59,11 @@ def test_ids_are_those_of_tokenizers_on_texts_and_probes(trained, encoder):
     assert [ids.tolist() for ids in found] == [plain_ids(trained, text) for text in texts]
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=3 * settings.default.max_examples,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(text=st.text(min_size=1, max_size=60) | st.text("ab '\n\t s漢é1٣\u00a0!", min_size=1, max_size=60))
 def test_ids_are_those_of_tokenizers_on_any_text(trained, encoder, text):
     assert encoder.encode_batch([text])[0].tolist() == plain_ids(trained, text)

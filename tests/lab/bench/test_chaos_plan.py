@@ -24,7 +24,7 @@ def test_every_point_comes_equally_often(count):
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 def test_nobody_dies_twice_and_nobody_dies_before_it_was_started(seed, count):
     kills = plan(seed, count)
 

@@ -108,7 +108,7 @@ SCENES = {
 
 
 @pytest.fixture(scope="module")
-def evidence_of(tmp_path_factory):
+def evidence_of(tmp_path_factory, model_cache):
     """Run each scene once; give the evidence of its one verdict."""
     known = {}
 
@@ -116,7 +116,7 @@ def evidence_of(tmp_path_factory):
         if name not in known:
             directory = tmp_path_factory.mktemp("run")
             run = tiny_run(guard=GuardConfig(audit_rate=1.0, screen=False))
-            with MemoryCompany(run, directory, SCENES[name].actors) as company:
+            with MemoryCompany(run, directory, SCENES[name].actors, cache=model_cache) as company:
                 company.run(3)
                 (verdict,) = company.verdicts
             known[name] = (directory / "run", verdict)

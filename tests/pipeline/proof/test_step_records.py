@@ -65,10 +65,10 @@ def test_every_step_of_an_honest_company_is_proven_whatever_the_upkeep(make_comp
 
 
 @pytest.fixture(scope="module")
-def audited(tmp_path_factory):
+def audited(tmp_path_factory, model_cache):
     """A company in which every stage is audited in every way, and its first step's record."""
     guard = GuardConfig(audit_rate=0.5, step_audit_rate=0.6, owner_audit_rate=0.6)
-    with MemoryCompany(guarded(guard, stages=5), tmp_path_factory.mktemp("audited")) as company:
+    with MemoryCompany(guarded(guard, stages=5), tmp_path_factory.mktemp("audited"), cache=model_cache) as company:
         company.run(3)
         yield company
 

@@ -134,7 +134,7 @@ def altered(body, path, value):
 PLACES = [(kind, path) for kind, body in WORDS.items() for path in places(body) if path]
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings.default.max_examples)
 @example(place=("hello", ("memory",)), value={"\N{NO-BREAK SPACE}": None})
 @example(place=("hello", ("memory",)), value={"\N{RIGHT-TO-LEFT OVERRIDE}\x1b[2J": None})
 @given(st.sampled_from(PLACES), json_values)

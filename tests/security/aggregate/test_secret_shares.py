@@ -11,7 +11,7 @@ from phalanx.security.aggregate.shamir import FIELD, combine_shares, split_secre
 
 
 @given(secret=st.binary(min_size=32, max_size=32), seed=st.integers(0, 2**32), threshold=st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_any_threshold_of_the_shares_gives_the_secret(secret, seed, threshold):
     shares = split_secret(secret, range(1, 8), threshold, random.Random(seed).randbytes)
 
