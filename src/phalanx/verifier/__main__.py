@@ -8,9 +8,7 @@ from pathlib import Path
 from .forms import RefusedError, UnreadableError
 from .kinds import Expectations, PathReport, verify_path
 
-EXIT_CODES = (
-    "exit codes: 0 it holds, 2 wrong command line, 3 unreadable, 5 refused, 7 it holds, but something is missing"
-)
+EXIT_CODES = "exit codes: 0 it holds, 2 wrong command line, 3 unreadable, 5 refused, 7 something is missing"
 
 
 def main(arguments: list[str] | None = None) -> int:

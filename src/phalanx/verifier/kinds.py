@@ -77,8 +77,7 @@ def verify_path(path: Path, expected: Expectations) -> PathReport:
     try:
         file = None if path.is_dir() else Member.from_file(path)
         is_passport = file is not None and file.size >= BLOCK and file.read_range(257, 8) == b"ustar\x0000"
-        only = "only a passport can show that a document was never seen"
-        require(is_passport or expected.absent is None, f"{path}: {only}")
+        require(is_passport or expected.absent is None, f"{path}: only a passport shows a document's absence")
         if file is None:
             check = next((check for name, check in _DIRECTORIES.items() if (path / name).is_file()), None)
             if check is None:
@@ -124,8 +123,7 @@ def _verify_run(path: Path, expected: Expectations) -> PathReport:
         "audits": f"{len(log.proven)} of {len(log.recorded)} steps: each drawn audit was drawn again",
         "convicted": ", ".join(sorted({str(body["party"]) for body in log.verdicts})) or "nobody",
     }
-    gaps = [check_kept_head(head, log, owner) for head in expected.heads]
-    log.doubts += [gap for gap in gaps if gap is not None]
+    log.doubts += filter(None, [check_kept_head(head, log, owner) for head in expected.heads])
     doubts = log.doubts if log.is_guarded else [*log.doubts, "the guard was off: no step was verified"]
     facts = {"run": log.run, "owner": owner.fingerprint, "proven": len(log.proven), "recorded": len(log.recorded)}
     return PathReport("log of a run", rows, [], doubts, {**facts, "audits": log.audits, "events": len(log.lines)})
@@ -180,9 +178,8 @@ def _verify_evidence(path: Path, expected: Expectations) -> PathReport:
         "file": f"SHA-256 {value}",
     }
     doubts = [] if findings.is_contradiction else ["the lie itself is recomputed by `phalanx audit explain`"]
-    return PathReport(
-        "evidence", rows, [], doubts, {"party": findings.party, "offence": findings.offence, "sha256": value}
-    )
+    facts = {"party": findings.party, "offence": findings.offence, "sha256": value}
+    return PathReport("evidence", rows, [], doubts, facts)
 
 
 def _verify_proof(path: Path, expected: Expectations) -> PathReport:

@@ -52,13 +52,7 @@ _FILES = {
     OWNER_FILE, AUTHORITY_FILE, EVENTS_FILE, LEAVES_FILE, SIGNATURE_MEMBER, PROVENANCE_FILE, BOM_FILE, MANIFEST_MEMBER,
     README_FILE, SEAL,
 }  # fmt: skip
-_FOLDERS = {
-    TESTS: ".dsse.json",
-    CHECKPOINTS: ".json",
-    EVIDENCE: ".json",
-    EXPORTS: ".dsse.json",
-    LINEAGE: ".proof.json",
-}
+_FOLDERS = {TESTS: ".dsse.json", CHECKPOINTS: ".json", EVIDENCE: ".json", EXPORTS: ".dsse.json", LINEAGE: ".proof.json"}
 _SEAL_KEYS = {
     *("audits", "corpora", "dataset", "draws", "log", "model", "run", "software", "status", "time"),
     *("verdicts", "weights"),
@@ -218,8 +212,7 @@ class _PassportReader:
     def _check_heads(self, heads: Sequence[bytes]) -> None:
         findings = self._findings
         with _Place(EVENTS_FILE):
-            gaps = [check_kept_head(head, self._log, self._owner) for head in heads]
-        findings.doubts += [gap for gap in gaps if gap is not None]
+            findings.doubts += filter(None, [check_kept_head(head, self._log, self._owner) for head in heads])
         if heads:
             findings.rows["heads that others kept"] = f"{len(heads)}, all in the log"
         else:
@@ -327,8 +320,7 @@ class _PassportReader:
 
     def _check_tests(self) -> dict[str, Any]:
         """Check results of evaluations and red-team reports; return the figures by name."""
-        figures: dict[str, Any] = {}
-        results = []
+        figures, results = dict[str, Any](), list[str]()
         for name in self._names_in(TESTS):
             with _Place(name):
                 check = by_release_key(self._owner.release_key)
@@ -364,15 +356,12 @@ class _PassportReader:
             stated = {metric["type"]: metric["value"] for metric in metrics}
             require(stated == self._figures, "its figures are not those of the test results")
             if self._manifest is not None:
-                self._check_composition(bom)
-        self._findings.rows["bill of materials"] = (
-            f"CycloneDX 1.7, {len(bom['components'])} parts, {len(stated)} figures"
-        )
+                self._check_composition(bom, self._manifest)
+        parts = len(bom["components"])
+        self._findings.rows["bill of materials"] = f"CycloneDX 1.7, {parts} parts, {len(stated)} figures"
 
-    def _check_composition(self, bom: Mapping[str, Any]) -> None:
+    def _check_composition(self, bom: Mapping[str, Any], manifest: SignedManifest) -> None:
         """Compare the sources of the data with the signed manifest."""
-        if self._manifest is None:
-            return
         rows = {}
         for component in bom["components"]:
             notes = {note["name"]: note["value"] for note in component.get("properties", ())}
@@ -381,7 +370,7 @@ class _PassportReader:
                 licence = licences[0]["license"].get("id", licences[0]["license"].get("name")) if licences else ""
                 counts = notes["phalanx:documents"], notes["phalanx:tokens"], notes["phalanx:share"]
                 rows[int(notes["phalanx:source"])] = (component["name"], licence, *counts)
-        require(rows == dict(enumerate(list_sources(self._manifest))), "its sources are not those of the dataset")
+        require(rows == dict(enumerate(list_sources(manifest))), "its sources are not those of the dataset")
 
     def _check_checkpoints(self) -> None:
         """Compare manifests with the log: the newest that the log certifies must be there, and no older one for it."""
@@ -389,8 +378,7 @@ class _PassportReader:
         for name in self._names_in(CHECKPOINTS):
             with _Place(name):
                 data = self._read_data(name)
-                envelope = parse(data)
-                body = envelope["body"]
+                body = (envelope := parse(data))["body"]
                 # the second signature, by ML-DSA-44, is not checked here; the log has the digest of all of it
                 keys = set(envelope) - {"ml_dsa_44"}
                 require(keys == {"body", "signature", "signer"}, "has other keys than a manifest")
@@ -472,9 +460,8 @@ class _PassportReader:
             stated = self._seal["model"]
             is_shown = is_compared and bool(stated["is_whole"] and stated["has_plain_names"])
             require(is_shown, "that the model has the weights of this run is not shown; give the model itself")
-        self._findings.rows["document never seen"] = f"{document}: neither in the data nor in weights of other data"
+        self._findings.rows["document never seen"] = f"{document}: by this run"
         if self._log.is_adopted or self._run_file().get("model", {}).get("from_scratch") is not True:
-            self._findings.rows["document never seen"] = f"{document}: not by this run"
             self._findings.doubts.append("the run began with weights from elsewhere, which may have seen the document")
 
 
@@ -499,16 +486,9 @@ class _Place:
 
 def list_draws(log: LogFindings) -> list[dict[str, Any]]:
     """Return commitment, nonce and whether the key is told, of each guarded session."""
-    return [
-        {
-            "line": session["line"],
-            "commitment": session["audit_key_commitment"],
-            "nonce": session.get("audit_nonce"),
-            "revealed": session["revealed"],
-        }
-        for session in log.sessions
-        if session.get("audit_key_commitment") is not None
-    ]
+    keys = {"line": "line", "commitment": "audit_key_commitment", "nonce": "audit_nonce", "revealed": "revealed"}
+    sessions = [session for session in log.sessions if session.get("audit_key_commitment") is not None]
+    return [{name: session.get(key) for name, key in keys.items()} for session in sessions]
 
 
 def list_verdicts(log: LogFindings) -> list[dict[str, Any]]:
@@ -519,16 +499,10 @@ def list_verdicts(log: LogFindings) -> list[dict[str, Any]]:
 
 def list_sources(manifest: SignedManifest) -> list[tuple[str, str, str, str, str]]:
     """Return name, licence, documents, tokens and share of each source, in the order of the manifest."""
-    total = manifest.body["tokens"]
+    total = manifest.body["tokens"] or 1
     return [
-        (
-            source["name"],
-            source["licence"],
-            str(source["documents"]),
-            str(source["tokens"]),
-            f"{source['tokens'] / total if total else 0:.6f}",
-        )
-        for source in manifest.body["sources"]
+        (row["name"], row["licence"], str(row["documents"]), str(row["tokens"]), f"{row['tokens'] / total:.6f}")
+        for row in manifest.body["sources"]
     ]
 
 
