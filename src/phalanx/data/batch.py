@@ -28,9 +28,9 @@ class BatchPart:
     """The rows of a batch that one of several objectives learns.
 
     Attributes:
-        weight: Of the objective's mean loss in that of the step.
-        tokens: Of whole rows.
-        labels: Those that are learned.
+        weight: Factor of the objective's mean loss in the loss of the step.
+        tokens: Number of tokens in its rows, padding included.
+        labels: Number of tokens in its rows that are learned.
     """
 
     name: str

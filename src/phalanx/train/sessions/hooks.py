@@ -108,7 +108,7 @@ class TrainedModel(Protocol):
 
 
 @runtime_checkable
-class StagedModel(TrainedModel, Protocol):
+class JudgedModel(TrainedModel, Protocol):
     """A model of which this process can have each stage, and the loss of each microbatch."""
 
     @property
@@ -315,7 +315,7 @@ class RunHooks:
         self._recorder.figures = {**self._recorder.figures, **self._use.usage_figures(tokens / wall_s)}
         if self._leak_meter is not None and self._leak_meter.is_due(result.step + 1, self._run.train.steps):
             self._recorder.figures = {**self._recorder.figures, **self._measure_leak(self._leak_meter, result.step)}
-        if self._parts and isinstance(self._trained, StagedModel):
+        if self._parts and isinstance(self._trained, JudgedModel):
             losses = losses_of_parts(self._parts, self._trained.microbatch_losses)
             self._recorder.objectives = describe_parts(self._parts, losses)
         judge, step = self._stability, result.step
@@ -418,7 +418,7 @@ class RunHooks:
         held_out = scores.pop(HELD_OUT, None)
         named = {name: value for name, value in scores.items() if isinstance(value, float | PreferenceScores)}
         for part in self._pairs:
-            if part.judge is not None and isinstance(self._trained, StagedModel):
+            if part.judge is not None and isinstance(self._trained, JudgedModel):
                 (value,) = self._trained.judge_stages(part.judge, [validation_batches(part.corpus, VALIDATION_BATCH)])
                 named |= {part.name: value} if isinstance(value, PreferenceScores) else {}
         samples = self._trained.sample_texts() if isinstance(self._trained, WritesTexts) else ()
