@@ -168,12 +168,19 @@ def test_a_forged_summary_does_not_end_a_run(make_run, quietly, clean, tmp_path,
     assert resumed["resumed_from"] == 2
 
 
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory):
+    """Where the run lies that all tests copy; the first of them trains it."""
+    return tmp_path_factory.mktemp("stopped") / "run"
+
+
 @pytest.fixture
-def stopped(make_run, quietly, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_before_saving(patch, 5, KeyboardInterrupt())
-        quietly(make_run(), tmp_path / "run")
-    return tmp_path / "run"
+def stopped(stopped_once, make_run, quietly, tmp_path, monkeypatch):
+    if not stopped_once.exists():
+        with monkeypatch.context() as patch:
+            stop_before_saving(patch, 5, KeyboardInterrupt())
+            quietly(make_run(), stopped_once)
+    return shutil.copytree(stopped_once, tmp_path / "run")
 
 
 def test_an_altered_checkpoint_is_refused_by_name(make_run, quietly, stopped):

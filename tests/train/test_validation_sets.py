@@ -29,10 +29,18 @@ def sets_of(home):
     return f"data.validation=[{','.join(sets)}]"
 
 
+@pytest.fixture(scope="module")
+def measured_once():
+    return []
+
+
 @pytest.fixture
-def measured(make_run, quietly, sets_file, tmp_path):
-    summary = quietly(make_run(sets_of(sets_file)), tmp_path / "run")
-    return summary, tmp_path / "run"
+def measured(measured_once, make_run, quietly, sets_file, tmp_path_factory):
+    """Summary and directory of a run, which the first of the tests that read them trains."""
+    if not measured_once:
+        run_dir = tmp_path_factory.mktemp("measured") / "run"
+        measured_once.append((quietly(make_run(sets_of(sets_file)), run_dir), run_dir))
+    return measured_once[0]
 
 
 def test_every_set_stands_by_its_name_where_the_held_out_share_does(measured, trained_once):

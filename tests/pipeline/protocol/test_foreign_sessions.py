@@ -15,7 +15,7 @@ from phalanx.pipeline.protocol.messages import (
     GradientHeld,
     parse_message,
 )
-from phalanx.testing import Actor, rewrite_only, tiny_run
+from phalanx.testing import Actor, CompanySession, MemoryCompany, rewrite_only, tiny_run
 from phalanx.testing.actor import OutgoingMessage
 from phalanx.transport import SignedHeader
 
@@ -29,36 +29,52 @@ def kept(signed):
     return tuple(body[name] for name in ("step", "direction", "microbatch", "source"))
 
 
-class Hoarder:
-    """Remembers messages of one kind that it sends in one session, to show parts of them in another."""
+@pytest.fixture(scope="module")
+def pasts(tmp_path_factory, model_cache):
+    """Earlier sessions, each played once: where their certificates are, and what each worker has sent in it."""
+    known = {}
 
-    def __init__(self, kind):
-        self.messages = []
-        self.actor = Actor(rewrite=rewrite_only(kind, self._remember))
+    def play(run):
+        key = run.model_dump_json()
+        if key not in known:
+            sent = {stage: [] for stage in range(1, run.pipeline.stages - 1)}
+            actors = {f"worker-{stage}": Actor(rewrite=hoarding(messages)) for stage, messages in sent.items()}
+            home, session = tmp_path_factory.mktemp("past"), CompanySession("session-1")
+            with MemoryCompany(run, home, actors, cache=model_cache, session=session) as company:
+                company.run(2)
+                assert company.verdicts == []
+                known[key] = (company.run_dir / "pki", sent)
+        return known[key]
 
-    def _remember(self, outgoing, message):
-        self.messages.append(outgoing)
+    return play
+
+
+def hoarding(messages):
+    """Remember what is sent in one session, to show parts of it in another."""
+
+    def remember(outgoing):
+        messages.append(outgoing)
         return [outgoing]
 
-
-def earlier(run):
-    """The same run with other data: what is signed in it has other digests at the same places."""
-    return run.model_copy(update={"train": run.train.model_copy(update={"seed": run.train.seed + 1})})
+    return remember
 
 
 @pytest.fixture
-def sessions(make_company):
-    """Run one company to learn from, and make another with the same certificates."""
+def sessions(pasts, make_company):
+    """Tell what a worker sent of a kind in a session with other data, and make a company with its certificates.
 
-    def play(run, learner, stage, first=None, num_steps=2):
-        past = make_company(first or earlier(run), {stage: learner.actor}, session="session-1")
-        past.run(num_steps)
-        assert past.verdicts == []
-        here = run.pipeline.model_copy(update={"pki": str(past.run_dir / "pki")})
-        run = run.model_copy(update={"pipeline": here})
-        return lambda actors: make_company(run, actors, session="session-2")
+    What is signed in it has other digests at the same places.
+    """
 
-    return play
+    def learn(run, kind, stage, **changes):
+        earlier = tiny_run(run.pipeline.stages, guard=EVERYTHING)
+        train = earlier.train.model_copy(update={"seed": run.train.seed + 1, **changes})
+        pki, sent = pasts(earlier.model_copy(update={"train": train}))
+        here = run.model_copy(update={"pipeline": run.pipeline.model_copy(update={"pki": str(pki)})})
+        messages = [outgoing for outgoing in sent[stage] if isinstance(outgoing.message, kind)]
+        return messages, lambda actors: make_company(here, actors, session="session-2")
+
+    return learn
 
 
 def found(company):
@@ -68,9 +84,8 @@ def found(company):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_an_input_of_another_session_in_a_commitment_convicts_who_shows_it(sessions, honest_digest, direction):
     run = tiny_run(5, guard=EVERYTHING)
-    book = Hoarder(Commit)
-    make = sessions(run, book, 2)
-    past = {kept(signed): signed for outgoing in book.messages for signed in outgoing.message.received}
+    messages, make = sessions(run, Commit, 2)
+    past = {kept(signed): signed for outgoing in messages for signed in outgoing.message.received}
 
     def show(outgoing, commit):
         old = [signed for signed in commit.received if kept(signed)[:3] == (1, direction, 2)]
@@ -91,10 +106,9 @@ def test_an_input_of_another_session_in_a_commitment_convicts_who_shows_it(sessi
 @pytest.mark.parametrize(("stage", "victim"), [(1, OWNER), (2, "worker-1")])
 def test_an_input_of_another_session_in_a_report_convicts_who_shows_it(sessions, honest_digest, stage, victim):
     run = tiny_run(5, guard=EVERYTHING)
-    book = Hoarder(AuditReport)
     auditor = stage + 1
-    make = sessions(run, book, auditor)
-    past = {kept(signed): signed for outgoing in book.messages for signed in outgoing.message.inputs}
+    messages, make = sessions(run, AuditReport, auditor)
+    past = {kept(signed): signed for outgoing in messages for signed in outgoing.message.inputs}
 
     def show(outgoing, report):
         if (report.stage, report.step, report.microbatch) != (stage, 1, 0):
@@ -114,9 +128,8 @@ def test_an_input_of_another_session_in_a_report_convicts_who_shows_it(sessions,
 
 def test_parts_of_a_gradient_of_another_session_convict_the_shadow_that_shows_them(sessions, honest_digest):
     run = tiny_run(guard=EVERYTHING)
-    book = Hoarder(GradientHeld)
-    make = sessions(run, book, 2)
-    past = {(outgoing.message.step, outgoing.message.stage): outgoing.message for outgoing in book.messages}
+    messages, make = sessions(run, GradientHeld, 2)
+    past = {(outgoing.message.step, outgoing.message.stage): outgoing.message for outgoing in messages}
 
     def show(outgoing, held):
         if held.step != 1:
@@ -134,10 +147,8 @@ def test_parts_of_a_gradient_of_another_session_convict_the_shadow_that_shows_th
 def test_a_wrong_shape_of_another_session_convicts_who_complains_of_it(sessions, honest_digest):
     run = tiny_run(guard=EVERYTHING)
     # half as many sequences: a genuine message of that session has no shape of this one
-    other = run.model_copy(update={"train": run.train.model_copy(update={"batch_size": 4})})
-    book = Hoarder(Commit)
-    make = sessions(run, book, 2, first=other)
-    past = {kept(signed): signed for outgoing in book.messages for signed in outgoing.message.received}
+    messages, make = sessions(run, Commit, 2, batch_size=4)
+    past = {kept(signed): signed for outgoing in messages for signed in outgoing.message.received}
 
     def complain(outgoing, commit):
         evidence = past[(1, "forward", 0, 1)]
@@ -154,9 +165,8 @@ def test_a_wrong_shape_of_another_session_convicts_who_complains_of_it(sessions,
 def test_a_tensor_of_another_session_is_not_handed_on(sessions, honest_digest):
     # worker-1 withholds a tensor and shows the owner, who would hand it on, the one of the session before
     run = tiny_run(5, guard=EVERYTHING, pipeline=PipelineConfig(stages=5, step_timeout_s=30.0, patience_s=1.0))
-    book = Hoarder(FetchReply)
-    make = sessions(run, book, 1)
-    old = next(outgoing for outgoing in book.messages if is_about(outgoing.message, 1, 0))
+    messages, make = sessions(run, FetchReply, 1)
+    old = next(outgoing for outgoing in messages if is_about(outgoing.message, 1, 0))
 
     def withhold(outgoing):
         message = outgoing.message
@@ -186,11 +196,10 @@ def is_about(message, step, microbatch):
 def test_a_fetched_input_of_another_session_is_asked_for_elsewhere(sessions, honest_digest):
     # worker-1 answers the auditor of stage 2 with what it sent in the session before, under its genuine header
     run = tiny_run(5, guard=EVERYTHING)
-    book = Hoarder(FetchReply)
-    make = sessions(run, book, 1)
+    messages, make = sessions(run, FetchReply, 1)
     past = {
         (outgoing.message.step, outgoing.message.microbatch): outgoing
-        for outgoing in book.messages
+        for outgoing in messages
         if outgoing.message.source == 1 and outgoing.message.direction == "forward"
     }
 
@@ -214,9 +223,9 @@ def test_a_fetched_input_of_another_session_is_asked_for_elsewhere(sessions, hon
 
 def test_the_certificates_are_the_same_in_both_sessions(sessions):
     """Without the binding to the session each of the headers above would be genuine in every other respect."""
-    run, book = tiny_run(), Hoarder(Commit)
-    company = sessions(run, book, 2)({})
-    message = book.messages[0].message
+    messages, make = sessions(tiny_run(), Commit, 2)
+    company = make({})
+    message = messages[0].message
     signed = message.received[0]
 
     fields = json.loads(signed.header)
