@@ -25,13 +25,6 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PHALANX_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def finish(tmp_path):
     def finish(sections, *overrides, name="run", data=SOURCES, steps=3):
