@@ -54,7 +54,7 @@ def write_policy(tpm, folder):
 def test_a_session_on_a_tpm_trains_what_any_other_does_and_goes_on_after_a_crash(house, source):
     expected = train(SplitSimulator(make_scene(source)), 3)
     session = house.open()
-    losses = [session.step(number) for number in range(2)]
+    losses = [session.train_turn(number) for number in range(2)]
     step, number, blob = session.lead.keep()
     kept = bytes(blob)
     session.lead.settle(number)
@@ -63,7 +63,7 @@ def test_a_session_on_a_tpm_trains_what_any_other_does_and_goes_on_after_a_crash
 
     with house.open() as again:
         again.lead.restore(step, memoryview(kept))
-        losses.append(again.step(2))
+        losses.append(again.train_turn(2))
 
     assert losses == expected
 
@@ -72,7 +72,7 @@ def test_an_older_state_is_refused_by_the_tpms_own_counters(house):
     with house.open() as session:
         states = []
         for number in range(2):
-            session.step(number)
+            session.train_turn(number)
             step, sealed, blob = session.lead.keep()
             states.append((step, bytes(blob)))
             session.lead.settle(sealed)
@@ -85,7 +85,7 @@ def test_an_older_state_is_refused_by_the_tpms_own_counters(house):
 
 def test_a_machine_in_another_state_gets_neither_the_key_nor_a_client(house, tpm):
     with house.open() as session:
-        session.step(0)
+        session.train_turn(0)
     tpm.extend(7, b"\x01" * 32)
 
     with pytest.raises(TpmError, match="other values"):
@@ -117,7 +117,7 @@ class ClientMachine:
         return ClientFile(**given, attester="tpm", tpm=(tpm or self.tpm).address)
 
     def proves(self, tpm=None):
-        return lambda binding: self.client_file(tpm).evidence(binding, self.house.identities["south"])
+        return lambda binding: self.client_file(tpm).sign_evidence(binding, self.house.identities["south"])
 
 
 @pytest.fixture
