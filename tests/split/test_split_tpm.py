@@ -55,14 +55,14 @@ def test_a_session_on_a_tpm_trains_what_any_other_does_and_goes_on_after_a_crash
     expected = train(SplitSimulator(make_scene(source)), 3)
     session = house.open()
     losses = [session.train_turn(number) for number in range(2)]
-    step, number, blob = session.lead.keep()
+    step, number, blob = session.lead.request_state()
     kept = bytes(blob)
-    session.lead.settle(number)
+    session.lead.settle_state(number)
     assert session.lead.parties[1].latest_appraisal.claims.kind == "tpm"
     session.die()
 
     with house.open() as again:
-        again.lead.restore(step, memoryview(kept))
+        again.lead.restore_state(step, memoryview(kept))
         losses.append(again.train_turn(2))
 
     assert losses == expected
@@ -73,14 +73,14 @@ def test_an_older_state_is_refused_by_the_tpms_own_counters(house):
         states = []
         for number in range(2):
             session.train_turn(number)
-            step, sealed, blob = session.lead.keep()
+            step, sealed, blob = session.lead.request_state()
             states.append((step, bytes(blob)))
-            session.lead.settle(sealed)
+            session.lead.settle_state(sealed)
 
     with house.open() as again:
         with pytest.raises(RollbackError):
-            again.lead.restore(states[0][0], memoryview(states[0][1]))
-        again.lead.restore(states[1][0], memoryview(states[1][1]))
+            again.lead.restore_state(states[0][0], memoryview(states[0][1]))
+        again.lead.restore_state(states[1][0], memoryview(states[1][1]))
 
 
 def test_a_machine_in_another_state_gets_neither_the_key_nor_a_client(house, tpm):
@@ -132,7 +132,7 @@ def test_a_clients_quote_lets_it_in_and_the_owner_hears_of_it(machine):
         session.join("south", proves=machine.proves())
         lead = session.lead(lambda one: isinstance(one, ask.ClientAppraised) and (heard.append(one) or True))
 
-        assert lead.step(0, 0).loss > 0
+        assert lead.train_step(0, 0).loss > 0
 
     assert [(one.client, one.evidence, len(one.measurements)) for one in heard] == [("south", "tpm", 8)]
 

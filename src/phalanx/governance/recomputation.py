@@ -346,7 +346,7 @@ class _SegmentWalk:
 
     @property
     def has_end(self) -> bool:
-        """Whether the log or a published state shows of every stage what the last step led to."""
+        """Whether the log or a published state shows the state of every stage after the last step."""
         return len(self._shown) == self._stages
 
     def take_steps(self, tell: Callable[[int], None]) -> StepDifference | None:

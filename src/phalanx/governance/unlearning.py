@@ -117,7 +117,7 @@ class UnlearningResult:
 
     @property
     def is_decidable(self) -> bool:
-        """Whether the document came to the loss of texts never seen, and the test can tell what is left."""
+        """Whether the document came to the loss of texts never seen, and the test can measure the rest."""
         return self.has_reached and self.relearning.is_decidable
 
     def to_json(self) -> dict[str, Any]:
@@ -369,7 +369,7 @@ class Unlearning:
         (target / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def _sign_statement(self, target: Path, source: Path, step: int, plan: UnlearningPlan, signer: Identity) -> bytes:
-        """Return a statement in the form of an export's, which says what the files are and what they were made from."""
+        """Return a statement in the form of an export's about the files and their origin."""
         subjects = [{"name": path.name, "digest": {"sha256": hash_file(path)}} for path in sorted(target.iterdir())]
         predicate = {
             "format": "safetensors",

@@ -42,7 +42,7 @@ def _is_project(folder: Path) -> bool:
 
 
 def _version_of(home: Path) -> tuple[int, ...]:
-    """Return what differs between two files of roles; nothing where there is none."""
+    """Return values that differ between two files of roles; an empty tuple without a file."""
     try:
         status = (home / ROLES_FILE).stat()
     except OSError:
@@ -170,7 +170,7 @@ class RoleGate(Closeable):
         return self._key
 
     def _current_project(self, home: Path) -> Project:
-        """Return a project with the roles in force; those that were signed since this process began count too."""
+        """Return a project with the roles in force; roles signed since this process began count too."""
         is_same = home in self._projects and self._versions[home] == _version_of(home)
         return self._projects[home] if is_same else self._add_project(home)
 
