@@ -58,7 +58,7 @@ def test_a_session_on_a_tpm_trains_what_any_other_does_and_goes_on_after_a_crash
     step, number, blob = session.lead.request_state()
     kept = bytes(blob)
     session.lead.settle_state(number)
-    assert session.lead.parties[1].latest_appraisal.claims.kind == "tpm"
+    assert session.lead.enclave_peers[1].latest_appraisal.claims.kind == "tpm"
     session.die()
 
     with house.open() as again:

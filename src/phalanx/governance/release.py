@@ -230,7 +230,7 @@ def _read_figures(past: PastRun, policy: TrainingPolicy, paths: Sequence[Path]) 
 
 
 def _packaged_identity(name: str) -> SuiteIdentity | None:
-    """Return the identity of a suite of this package; None of another name, under which a policy may expect any rows."""
+    """Return the identity of a suite of this package; None of another name, under which any rows may be expected."""
     header = list_suites().get(name)
     if header is None:
         return None
