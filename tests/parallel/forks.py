@@ -9,7 +9,7 @@ from phalanx.child import die_with_parent
 
 def fork_ranks(number: int, be_rank: Callable[[int], None]) -> list[int]:
     """Start rank processes that end with this one; returns their ids."""
-    os.environ["PHALANX_PARENT"] = str(os.getpid())
+    parent = str(os.getpid())
     # what the ranks share is searched by none of them, however often a player asks for it
     gc.collect()
     gc.freeze()
@@ -17,6 +17,7 @@ def fork_ranks(number: int, be_rank: Callable[[int], None]) -> list[int]:
     for rank in range(number):
         child = os.fork()
         if child == 0:
+            os.environ["PHALANX_PARENT"] = parent
             die_with_parent()
             be_rank(rank)
             os._exit(0)

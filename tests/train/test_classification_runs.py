@@ -95,7 +95,7 @@ def texts(make):
         (["data.max_documents=3"], ["max_documents is for sources"]),
         (["data.validation_share=0.3"], ["validation_share is for sources", "test_texts"]),
         (["data.labelled.task='poetry'"], ["task", "icd10", "pubmedqa"]),
-        (["train.precision='bf16'"], ["bf16"]),
+        (["train.precision='fp16'"], ["fp16"]),
     ],
 )
 def test_what_a_classification_excludes_is_named(make, overrides, named):

@@ -34,7 +34,7 @@ def test_a_run_without_the_section_has_the_digest_that_it_had():
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("rollouts.workers=0",), "rollouts.workers"),
+        (("rollouts.workers=0",), "rollouts: expected workers = N"),
         (("rollouts.workers=2", "train.precision='bf16'"), "are checked in fp32 only"),
     ],
 )

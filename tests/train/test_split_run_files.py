@@ -31,7 +31,7 @@ def make_split(tmp_path):
         (["pipeline.stages=3"], ["[split] and [pipeline]"]),
         (["guard.audit_rate=0.5"], ["[split] and [guard]"]),
         (["split.clients=5"], ["split.clients = 5", "microbatches = 4"]),
-        (["train.precision='bf16'"], ["bf16"]),
+        (["train.precision='fp16'"], ["fp16"]),
         (["checkpoint.asynchronous=true"], ["asynchronous"]),
         (["optimizer.kind='sgd'", "optimizer.betas=[0.9,0.95]"], ["optimizer.kind"]),
         (["split.mode='plaintext'"], ["insecure = true"]),
