@@ -126,7 +126,7 @@ def test_with_every_preset_nothing_is_left_in_doubt(make_run, quietly, audit_who
 @pytest.mark.slow
 def test_a_run_that_goes_on_from_a_doubtful_one_takes_the_doubt_along(make_run, quietly, audit_whole, tmp_path):
     audit_whole((1, 4))
-    old = quietly(make_run(*POISONER), tmp_path / "old")
+    old = quietly(make_run(*POISONER, *NOTHING_KEPT), tmp_path / "old")
     assert old["steps_in_doubt"][0]["steps"] == [[0, 3]]
 
     new = quietly(make_run("pipeline.stages=3", *NO_COIN), tmp_path / "new", from_run=tmp_path / "old")
@@ -141,7 +141,7 @@ def test_two_attackers_of_unlike_kinds_act_in_one_run_and_both_are_named(make_ru
     audit_whole((1, 4))
     both = "attack.also=[{kind='forward_sign_flip', stages=[2], from_step=3}]"
 
-    summary = quietly(make_run(*POISONER, both), tmp_path / "run")
+    summary = quietly(make_run(*POISONER, both, *NOTHING_KEPT), tmp_path / "run")
 
     assert sorted(summary["evicted"]) == ["worker-1", "worker-2"]
     assert summary["false_accusations"] == 0
