@@ -1,12 +1,15 @@
 """The section `[rollouts]`: workers of this machine or of others, and what these are told when they are invited."""
 
+import threading
+
 import pytest
 from pydantic import ValidationError
 
-from phalanx.errors import ConfigError, PeerLostError
+from phalanx.errors import ConfigError, PeerLostError, PeerRefusedError
 from phalanx.rollouts import RolloutCheck, RolloutsConfig, rollout_company
 from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.train.parties.invited import invited_to
+from phalanx.transport import ask_peer_run
 
 RUN = """
 [model]
@@ -109,3 +112,38 @@ def test_a_session_without_any_remote_worker_ends_though_absent_ones_may_be_left
         pytest.fail("no worker came")
 
     assert absent == ["north"]
+
+
+def test_a_caller_that_is_no_writer_of_the_session_is_refused_and_does_not_wait(tmp_path):
+    create_authority(tmp_path / "pki")
+    for name in ("owner", "north", "south"):
+        issue_certificate(tmp_path / "pki", name)
+    owner, refused = load_identity(tmp_path / "pki" / "owner"), []
+
+    def call_as_convicted(address):
+        caller = threading.Thread(target=call, args=(address,))
+        caller.start()
+        callers.append(caller)
+
+    def call(address):
+        south = load_identity(tmp_path / "pki" / "south")
+        with pytest.raises(PeerRefusedError, match="south is no party of this session") as refusal:
+            ask_peer_run(south, "owner", address, "127.0.0.1:1", begins=True)
+        refused.append(refusal.value)
+
+    callers = []
+    with (
+        pytest.raises(PeerLostError, match="north: did not join"),
+        rollout_company(
+            owner,
+            ["north"],
+            "run-1",
+            tmp_path / "evidence",
+            RolloutCheck(answer_timeout_s=5.0),
+            announce=call_as_convicted,
+        ),
+    ):
+        pytest.fail("no worker came")
+    callers[0].join()
+
+    assert len(refused) == 1

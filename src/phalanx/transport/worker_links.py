@@ -11,7 +11,7 @@ from typing import Self
 from phalanx.access_gate import check_caller
 from phalanx.child import PythonProcess
 from phalanx.config import StrictModel, dump_toml
-from phalanx.errors import PeerLostError, TransportError
+from phalanx.errors import PeerLostError, PeerRefusedError, TransportError
 from phalanx.security.crypto import Identity, load_identity
 from phalanx.transport.config import JoiningWorkerConfig, TransportConfig
 from phalanx.transport.endpoint import Endpoint
@@ -129,6 +129,13 @@ def joined_workers(
         PeerLostError: A worker did not join; with `note_absent`, none did.
     """
     wire = GrpcWire(identity, transport)
+
+    def name_caller(certified: str, _begins: bool) -> str:
+        if certified not in names:
+            raise PeerRefusedError(f"{certified} is no party of this session; convicted and revoked ones stay out")
+        return certified
+
+    wire.name_of = name_caller
     if processes is None:
         wire.admit = check_caller
     with contextlib.ExitStack() as stack:
