@@ -258,3 +258,12 @@ def test_a_run_can_be_told_by_its_own_config_file(quietly, clean, tmp_path):
 
     assert again["config_digest"] == clean["config_digest"]
     assert again["final_weights_digest"] == clean["final_weights_digest"]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_model_too_short_for_stages_in_other_hands_trains(make_run, quietly, tmp_path, layers):
+    run = make_run("train.steps=1", "pipeline.stages=1", f"model.architecture.n_layer={layers}")
+
+    summary = quietly(run, tmp_path / "run")
+
+    assert (summary["status"], summary["steps"]) == ("completed", 1)

@@ -22,6 +22,9 @@ NONCE_BYTES = 32
 _VALUES = 2**16
 """Of noise: libraries that compute a logarithm or a cosine in other ways differ in some of so many."""
 
+_MIN_LAYERS = 3
+"""Layers of a model that has one which stands neither first nor last."""
+
 _UPDATES = 2
 """Optimizer steps: the first one starts from moments that are zero, the second one does not."""
 
@@ -76,9 +79,9 @@ def class_of_session(plan: StepPlan, session: str) -> dict[str, Any] | None:
     """Describe this machine's numeric class for the log: whoever recomputes the session compares kernels with it.
 
     Returns:
-        None where the arithmetic is exact, so that every machine is of one class, and for a model of a single layer.
+        None where the arithmetic is exact, so that every machine is of one class, and for a model without a layer between its first and its last one, which no other machine has.
     """
-    if plan.numerics != "float" or plan.stages[-1].end_layer - plan.stages[0].first_layer < 2:
+    if plan.numerics != "float" or plan.stages[-1].end_layer - plan.stages[0].first_layer < _MIN_LAYERS:
         return None
     nonce = hashlib.sha256(f"phalanx numeric class {session}".encode()).hexdigest()
     described = local_numeric_class(plan.device).model_dump()
