@@ -79,7 +79,8 @@ def class_of_session(plan: StepPlan, session: str) -> dict[str, Any] | None:
     """Describe this machine's numeric class for the log: whoever recomputes the session compares kernels with it.
 
     Returns:
-        None where the arithmetic is exact, so that every machine is of one class, and for a model without a layer between its first and its last one, which no other machine has.
+        None where the arithmetic is exact, so that every machine is of one class, and for a model without a layer
+        between its first and its last one, of which no other machine can have a stage.
     """
     if plan.numerics != "float" or plan.stages[-1].end_layer - plan.stages[0].first_layer < _MIN_LAYERS:
         return None
