@@ -10,6 +10,7 @@ from torch import Tensor
 
 from phalanx.data import Corpus, DataConfig, prepare_corpus
 from phalanx.data.config import BpeConfig, ModelTokenizerConfig
+from phalanx.data.phases import DatasetConfig
 from phalanx.data.sources import PythonManualConfig
 from phalanx.models import ModelConfig, ModelSource, open_model
 from phalanx.optimizers import OptimizerConfig
@@ -113,4 +114,21 @@ def _workload_run(model: ModelConfig, data: DataConfig, lr: float, batch_size: i
         train=TrainConfig(steps=1000, batch_size=batch_size, microbatches=8, seed=1),
         optimizer=OptimizerConfig(lr=lr, warmup_steps=10),
         pipeline=PipelineConfig(stages=4),
+    )
+
+
+def dataset_run(dataset: Path, *, layers: int, vocab_size: int, length: int, steps: int, seed: int) -> PipelineRun:
+    """Return the run of a small GPT-2 on a dataset, in this process alone, one row for each document."""
+    architecture: dict[str, str | int | float | bool | None] = {
+        **{"model_type": "gpt2", "vocab_size": vocab_size, "n_positions": length, "n_embd": 64, "n_layer": layers},
+        **{"n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0},
+    }
+    return PipelineRun(
+        model=ModelConfig(from_scratch=True, architecture=architecture),
+        data=DataConfig(
+            dataset=DatasetConfig(path=dataset), sequence_length=length, packing="best_fit", attention="document"
+        ),
+        train=TrainConfig(steps=steps, seed=seed, batch_size=16, microbatches=1),
+        optimizer=OptimizerConfig(lr=3e-3, warmup_steps=20),
+        pipeline=PipelineConfig(stages=1),
     )

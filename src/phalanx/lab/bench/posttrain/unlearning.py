@@ -18,25 +18,21 @@ from typing import Any
 
 from rich.console import Console
 
-from phalanx.data import DataConfig
 from phalanx.data.build.encoding import split_of
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.run import build_recipe
-from phalanx.data.phases import DatasetConfig
 from phalanx.data.shards import default_signing_key, document_digest, load_signer
 from phalanx.data.sources import PythonDocstringsConfig, open_source
 from phalanx.governance.erasure import Erasure
 from phalanx.governance.relearning import RelearningFinding, RelearningPlan, TextScore, judge_relearning, score_text
 from phalanx.governance.unlearning import Unlearning, UnlearningPlan, UnlearningTexts
 from phalanx.lab.bench.measure.harness import print_progress, run_program
-from phalanx.models import ModelConfig
-from phalanx.optimizers import OptimizerConfig
-from phalanx.pipeline import PipelineConfig
+from phalanx.lab.bench.measure.workloads import dataset_run
 from phalanx.serve import TextModel
-from phalanx.train import PastRun, PipelineRun, TrainConfig, export_run, train
+from phalanx.train import PastRun, PipelineRun, export_run, train
 
 _ENTRY = re.compile(r"(?m)^([a-z_]\w*(?:\.\w+)+)\n([A-Z][^\n]{15,90}\.)(?:\n|$)")
-_VOCAB_SIZE, _LENGTH, _BATCH, _ENTRIES = 1024, 128, 16, 4
+_VOCAB_SIZE, _LENGTH, _ENTRIES = 1024, 128, 4
 
 
 def measure_document(documents: int, copies: int, steps: int, seed: int) -> list[dict[str, Any]]:
@@ -127,33 +123,8 @@ def _build_dataset(home: Path, documents: int, copies: int, seed: int) -> str:
 
 
 def _make_run(home: Path, steps: int, seed: int) -> PipelineRun:
-    return PipelineRun(
-        model=ModelConfig(
-            from_scratch=True,
-            architecture={
-                "model_type": "gpt2",
-                "vocab_size": _VOCAB_SIZE,
-                "n_positions": _LENGTH,
-                "n_embd": 64,
-                "n_layer": 3,
-                "n_head": 4,
-                "resid_pdrop": 0.0,
-                "embd_pdrop": 0.0,
-                "attn_pdrop": 0.0,
-                "bos_token_id": 0,
-                "eos_token_id": 0,
-            },
-        ),
-        data=DataConfig(
-            dataset=DatasetConfig(path=home / "dataset"),
-            sequence_length=_LENGTH,
-            packing="best_fit",
-            attention="document",
-        ),
-        train=TrainConfig(steps=steps, seed=seed, batch_size=_BATCH, microbatches=1),
-        optimizer=OptimizerConfig(lr=3e-3, warmup_steps=20),
-        pipeline=PipelineConfig(stages=1),
-    )
+    sizes = {"layers": 3, "vocab_size": _VOCAB_SIZE, "length": _LENGTH}
+    return dataset_run(home / "dataset", **sizes, steps=steps, seed=seed)
 
 
 def measure_seeds(documents: int = 400, copies: int = 12, steps: int = 700, seeds: int = 3) -> dict[str, Any]:
