@@ -330,6 +330,18 @@ def quality_ablation(result: Result) -> Sequence[object]:
     ]
 
 
+def cohorts(result: Result) -> Sequence[object]:
+    perplexities = [value for _, value in result["held_out_perplexity"]]
+    return [
+        result["asked_a_round"],
+        result["sites"],
+        result["steps"],
+        result["sites_asked"],
+        perplexities[0],
+        perplexities[-1],
+    ]
+
+
 def several_objectives(result: Result) -> Sequence[object]:
     before, *_, last = result["held_out"]
     texts = [row[name]["perplexity"] for name in ("main", "answers") for row in (before, last)]
@@ -405,6 +417,13 @@ FIGURES = (
         "{:.2f}, drawn at random {:.2f}, with the lowest {:.2f} (means of {} seeds); in each seed the paired "
         "interval of the difference to random lies below {:.1f} for the highest and above {:.1f} for the lowest",
         quality_ablation,
+    ),
+    Figures(
+        "docs/federated.md",
+        "federated-cohorts-example-cpu-2cores-busy.json",
+        "asks {} of {} sites in each of {} rounds, with masked sums: {} of them were asked at least once, and the "
+        "held-out perplexity of a small GPT went from {:.0f} to {:.0f}",
+        cohorts,
     ),
     Figures(
         "docs/preferences.md",
