@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from phalanx.lab.attacks import ATTACKS
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "exact_numerics.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "benchmarks" / "results"
@@ -35,6 +37,20 @@ def test_the_fleet_of_the_page_is_the_raw_result_s():
     assert f"an unguarded fleet of one class, `{digest[:8]}`" in PAGE
     assert (honest["status"], verdicts, honest["evicted"], honest["lost"]) == ("completed", [], [], [])
     assert digest == honest["digest_of_one_class"]
+
+
+def test_the_attacked_fleet_of_the_page_is_the_raw_result_s():
+    path = RESULTS / "exact-fleet-attacked-cpu-2cores-busy.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["attacked"]
+    named = [row for row in rows if row["blamed"] == ["worker-2"] and row["steps_to_detection"] == 0]
+
+    assert (
+        f"In it {len(rows)} attacks of the table were played by worker-2, from step 2 of {rows[0]['steps']} on" in PAGE
+    )
+    assert f"{len(named)} liars were named in the step of their first lie and undone" in PAGE
+    assert [row["attack"] for row in rows if row not in named] == ["withheld_answer"]
+    assert all(row["bit_identical"] and not row["lost"] and not row["false_accusations"] for row in rows)
+    assert f"The other {len(ATTACKS) - len(rows)} kinds were not played" in PAGE
 
 
 def test_the_price_of_the_page_is_the_raw_result_s():
