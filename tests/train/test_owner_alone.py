@@ -12,6 +12,7 @@ import torch
 
 import phalanx
 from phalanx.errors import AuditLogError, CheckpointError, ConfigError, NonFiniteLossError
+from phalanx.pipeline.owner import verified_step
 from phalanx.security.audit import AuditLog, LogHead, verify_log
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
@@ -77,6 +78,15 @@ def test_two_runs_in_one_process_give_the_same_bits_and_leave_torch_as_it_was(ru
 
     assert first["final_weights_digest"] == second["final_weights_digest"]
     assert torch.are_deterministic_algorithms_enabled() is before
+
+
+def test_an_owner_that_stood_still_in_the_middle_of_a_step_goes_on(run_file, tmp_path, monkeypatch):
+    """A closed laptop, or SIGSTOP: when it goes on it looks at once what the step waits for, here all the time."""
+    monkeypatch.setattr(verified_step, "LOOKS_PER_STEP", 10**12)
+
+    one_stage = phalanx.train(load_run(run_file, ("pipeline.stages=1",)), tmp_path / "one")
+
+    assert (one_stage["status"], one_stage["steps"]) == ("completed", 6)
 
 
 def test_another_seed_gives_other_weights(make_run, quietly, clean, tmp_path):

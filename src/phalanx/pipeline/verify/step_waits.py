@@ -34,6 +34,9 @@ class MissingFacts:
 def next_input(plan: StepPlan, stage: int, progress: Progress) -> Place | None:
     """The input that keeps a stage from its next action; None when it has all it needs."""
     last = len(plan.stages) - 1
+    if last == 0:
+        # one stage is first and last at once: nobody sends it anything
+        return None
     needless: Direction | None = "forward" if stage == 0 else "backward" if stage == last else None
     for action in stage_actions(plan.schedule, stage, last + 1, plan.microbatches):
         place = Place(direction=action.direction, microbatch=action.microbatch)
