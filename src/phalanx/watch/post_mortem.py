@@ -91,7 +91,7 @@ class PostMortem:
         last_good_step: Number of the last applied step; None before the first.
         checkpoint: Step of the newest checkpoint that is not in doubt; None where there is none.
         lost: Steps and batches that are lost, in a sentence.
-        stacks: Stacks of the owner and of local processes, by name; a remote worker's are its claim.
+        stacks: Stacks of the owner and of local processes, by name; a remote party's are its claim.
         also: Further events of the same run that somebody should know of.
     """
 
@@ -396,7 +396,7 @@ def make_card(run_dir: Path) -> PostMortem:
         # a session that is refused at its beginning leaves the summary of the one before, or none
         failure = _find_refusal(run_dir)
         status = "failed" if failure else status
-    logs = {name.removesuffix(".log"): tuple(_read_log(run_dir / "workers" / name)) for name in view.list_logs()}
+    logs = {path.name.removesuffix(".log"): tuple(_read_log(path)) for path in view.list_logs()}
     facts = CaseFacts(
         status=status,
         failure=failure if isinstance(failure, dict) else {},
@@ -529,7 +529,7 @@ def _find_stacks(facts: CaseFacts) -> dict[str, tuple[str, ...]]:
 
 
 def _read_remote_stacks(run_dir: Path) -> dict[str, tuple[str, ...]]:
-    """Return what remote workers said of their threads when they were given up or the run failed."""
+    """Return what remote parties said of their threads when they were late or given up or the run failed."""
     stacks: dict[str, tuple[str, ...]] = {}
     for name, answer in list((read_object(run_dir / STACKS_FILE) or {}).items())[:_MAX_PARTIES]:
         try:
