@@ -65,7 +65,7 @@ class ModelFiles:
 
 
 class ReleaseSigner:
-    """Signs for programs of others with the ECDSA P-256 key of the owner's certificate, and seals with its keys of the log.
+    """Signs for programs of others with the ECDSA P-256 key of the owner's certificate, and seals with its log keys.
 
     Raises:
         CertificateError: The identity has no such key.
