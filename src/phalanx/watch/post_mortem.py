@@ -28,6 +28,7 @@ from phalanx.watch.run_view import RunView
 
 _MAX_STACK, _MAX_LOG, _MAX_PARTIES, _MAX_CLAIMED_LINES = 24, 400, 256, 80
 _STACK = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|Current thread 0x|^Thread 0x")
+_AT_WORK, _FATAL = "Current thread 0x", "Fatal Python error"
 _CRASH = re.compile(r"Traceback \(most recent call last\)|Fatal Python error")
 # a thread needs memory for its stack: Python has no other word for it
 _NO_MEMORY = re.compile(r"MemoryError|out of memory|[Cc]an(?:'t|not) (?:allocate memory|start new thread)")
@@ -522,10 +523,19 @@ def _find_stacks(facts: CaseFacts) -> dict[str, tuple[str, ...]]:
     if isinstance(frames, list) and frames:
         stacks["owner"] = tuple(printable_text(str(frame), 200) for frame in frames[:_MAX_STACK])
     for name, lines in facts.logs.items():
-        start = next((number for number, row in enumerate(lines) if _STACK.search(row)), None)
-        if start is not None:
-            stacks[name] = lines[start : start + _MAX_STACK]
+        if stack := _pick_stack(lines):
+            stacks[name] = stack
     return stacks
+
+
+def _pick_stack(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the stack that matters: that of the thread at work, which comes last, behind those of pools that wait."""
+    starts = [number for number, row in enumerate(lines) if _STACK.search(row)]
+    at_work = [number for number in starts if lines[number].startswith(_AT_WORK)]
+    if not at_work:
+        return lines[starts[0] : starts[0] + _MAX_STACK] if starts else ()
+    faults = [lines[number] for number in starts if lines[number].startswith(_FATAL)]
+    return (*faults[-1:], *lines[at_work[-1] : at_work[-1] + _MAX_STACK])
 
 
 def _read_remote_stacks(run_dir: Path) -> dict[str, tuple[str, ...]]:
