@@ -186,9 +186,6 @@ class Witness(Closeable):
     ) -> SignedCheckpoint:
         """Cosign a head whose entries are all stored, as a mirror does; it is remembered as any other.
 
-        Args:
-            keys: Those of the log.
-
         Raises:
             AuditLogError: It does not continue the last one that was cosigned here.
         """
