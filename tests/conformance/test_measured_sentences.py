@@ -284,6 +284,64 @@ def by_a_rule(result: Result) -> Sequence[object]:
     return (before["accuracy"], early["accuracy"], early["step"], last["step"], last["margin"], last["kl"])
 
 
+def harm_scores(result: Result) -> Sequence[object]:
+    texts = "requests and other texts"
+    score, words = (one_harm(result, method=method, texts=texts) for method in ("classifier", "word list"))
+    return [
+        *per_cent(score["missed"], *score["missed_interval"]),
+        score["harmful"],
+        *per_cent(score["false_alarms"], *score["false_alarms_interval"]),
+        score["harmless"],
+        *per_cent(words["missed"], *words["missed_interval"]),
+    ]
+
+
+def harm_on_the_same_words(result: Result) -> Sequence[object]:
+    prompts = one_harm(result, method="classifier", texts="prompts of the suite safety")
+    answers = one_harm(result, method="classifier", texts="rejected and chosen answers")
+    return [
+        prompts["harmful"] + prompts["harmless"],
+        *per_cent(prompts["missed"], prompts["false_alarms"]),
+        *(value for row in (prompts, answers) for value in (row["area"], *row["area_interval"])),
+    ]
+
+
+def one_harm(result: Result, **what: object) -> Result:
+    return one({"rows": [row for row in result["rows"] if row["part"] == "harm"]}, **what)
+
+
+def per_cent(*shares: float) -> list[float]:
+    return [100 * share for share in shares]
+
+
+def quality_ablation(result: Result) -> Sequence[object]:
+    arms = [row for row in result["rows"] if row["part"] == "ablation"]
+    differences = [row for row in result["rows"] if row["part"] == "difference"]
+    losses = {arm: [row["loss"] for row in arms if row["arm"] == arm] for arm in ("highest", "random", "lowest")}
+    (tokens,), (asked,) = {row["tokens"] for row in arms}, {row["n"] for row in differences}
+    return [
+        tokens,
+        asked,
+        *map(mean, losses.values()),
+        len(losses["random"]),
+        # the ends that lie nearest to no difference
+        max(row["high"] for row in differences if row["arm"] == "highest"),
+        min(row["low"] for row in differences if row["arm"] == "lowest"),
+    ]
+
+
+def cohorts(result: Result) -> Sequence[object]:
+    perplexities = [value for _, value in result["held_out_perplexity"]]
+    return [
+        result["asked_a_round"],
+        result["sites"],
+        result["steps"],
+        result["sites_asked"],
+        perplexities[0],
+        perplexities[-1],
+    ]
+
+
 def several_objectives(result: Result) -> Sequence[object]:
     before, *_, last = result["held_out"]
     texts = [row[name]["perplexity"] for name in ("main", "answers") for row in (before, last)]
@@ -335,6 +393,37 @@ FIGURES = (
         "the share preferred the right way round goes from {:.2f} to {:.2f} by step {}, and at step {} the margin is "
         "{:.2f} at a divergence of {:.2f} from the model before",
         by_a_rule,
+    ),
+    Figures(
+        "docs/data_rules.md",
+        "text-classifier-cpu-2cores-busy.json",
+        "the score at .5 misses {:.1f} % ({:.1f} to {:.1f}) of the {} requests held out and flags {:.1f} % ({:.1f} to "
+        "{:.1f}) of {:,} other texts (95 % intervals); the words of `bad_words` miss {:.1f} % ({:.1f} to {:.1f})",
+        harm_scores,
+    ),
+    Figures(
+        "docs/data_rules.md",
+        "text-classifier-cpu-2cores-busy.json",
+        "On the {} prompts of the suite `safety`, whose harmless half has the words of the harmful one, the score "
+        "flags all of them: it misses {:.0f} % of the harmful ones and flags {:.0f} % of the harmless ones, with an "
+        "area under the curve of {:.2f} ({:.2f} to {:.2f}). Trained on rejected against chosen answers its area is "
+        "{:.2f} ({:.2f} to {:.2f})",
+        harm_on_the_same_words,
+    ),
+    Figures(
+        "docs/data_rules.md",
+        "text-classifier-cpu-2cores-busy.json",
+        "learns from {:,} tokens of a mixture. With the highest scores its loss on {} encyclopedia paragraphs is "
+        "{:.2f}, drawn at random {:.2f}, with the lowest {:.2f} (means of {} seeds); in each seed the paired "
+        "interval of the difference to random lies below {:.1f} for the highest and above {:.1f} for the lowest",
+        quality_ablation,
+    ),
+    Figures(
+        "docs/federated.md",
+        "federated-cohorts-example-cpu-2cores-busy.json",
+        "asks {} of {} sites in each of {} rounds, with masked sums: {} of them were asked at least once, and the "
+        "held-out perplexity of a small GPT went from {:.0f} to {:.0f}",
+        cohorts,
     ),
     Figures(
         "docs/preferences.md",

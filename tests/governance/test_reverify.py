@@ -364,6 +364,19 @@ def test_of_an_honest_run_with_a_changed_run_file_the_order_is_drawn_from_the_fi
     assert any("is the owner's word" in remark for remark in found.remarks)
 
 
+def test_of_a_run_whose_layers_were_cut_anew_the_steps_after_it_are_recomputed(home: Path, tmp_path: Path) -> None:
+    run_file, console = home / "run.toml", Console(file=io.StringIO())
+    train(load_run(run_file, ["train.steps=3"]), tmp_path / "run", console=console)
+    train(load_run(run_file, ["pipeline.stages=1"]), tmp_path / "run", resume=True, console=console)
+    stranger = open_stranger(publish(tmp_path / "run", tmp_path / "published"), home)
+
+    found = stranger.recompute_segments(stranger.segments, ("seed", "1"), tmp_path / "work")
+
+    # the first one begins with a state of two stages
+    assert stranger.segments == [RunSegment(step, step + 1) for step in (3, 4, 5)]
+    assert (found.verdict, found.recomputed) == ("proved", 3)
+
+
 def test_batches_that_the_owner_says_had_failed_are_told_and_no_more_than_lines(
     home: Path, owner: LyingOwner, tmp_path: Path
 ) -> None:

@@ -42,3 +42,11 @@ def test_a_private_run_says_what_its_sums_have_spent(tmp_path):
     page = str(sites_section(run_with(tmp_path, [row | {"epsilon": 1.23456} for row in ROUNDS])))
 
     assert "spent epsilon 1.235 of each site" in page
+
+
+def test_a_table_of_many_sites_says_how_many_it_leaves_out(tmp_path):
+    sites = {f"site-{number}": {"loss": 1.0} for number in range(1, 1235)}
+    page = str(sites_section(run_with(tmp_path, [{"step": 0, "round": 1, "sites": sites}])))
+
+    assert page.count("site-") == 200
+    assert "The table has the first 200 of 1\u2009234 sites" in page

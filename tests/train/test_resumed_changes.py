@@ -172,7 +172,7 @@ def test_a_run_that_ended_early_goes_on_when_its_rule_is_taken_out(session_of):
         "data.sequence_length=8",
         "model.architecture.n_embd=64",
         "guard.audit_rate=0.5",
-        "pipeline.stages=1",
+        "pipeline.schedule='gpipe'",
         "checkpoint.journal=true",
     ],
 )

@@ -4,6 +4,7 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.optimizers import learning_rate
+from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.train.records.run_changes import CHANGEABLE, changes_between
 
 
@@ -80,6 +81,21 @@ def test_one_forbidden_key_among_allowed_ones_is_the_one_that_is_named(changed):
 
     assert "optimizer.lr" in str(raised.value)
     assert "train.steps (" not in str(raised.value)
+
+
+def test_layers_may_be_cut_anew_where_workers_serve_stages_without_noise(changed, make_run):
+    before, now = ("pipeline.stages=3",), ("pipeline.stages=4", "pipeline.respawns=1")
+    noise = {"privacy": PrivacyConfig(epsilon=8.0, delta=1e-4, clip_norm=0.5)}
+
+    found = changed(before, now)
+
+    assert found.cuts_anew
+    assert "From step 6 on, the layers are cut into stages anew" in found.describe_changes(make_run(*now), 6)
+    assert not changed(before, (*before, "pipeline.respawns=1")).cuts_anew
+    with pytest.raises(
+        ConfigError, match=r"pipeline\.respawns \(0 there, 1 here\), pipeline\.stages \(3 there, 4 here\)"
+    ):
+        changes_between(*(make_run(*keys).model_copy(update=noise) for keys in (before, now)), "runs/mine")
 
 
 OTHERS = (

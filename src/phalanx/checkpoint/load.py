@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -182,6 +182,21 @@ class Checkpoint:
             self._cached = None
             self._cached = self.read_shard(stage)
         return self._cached.tensors[name]
+
+    def read_tensors(self, names: Set[str]) -> dict[str, Tensor]:
+        """Return tensors by name, whichever stages hold them; each stage is read once.
+
+        Raises:
+            CheckpointError: A tensor is missing.
+        """
+        stages = self.stages_by_tensor()
+        if missing := sorted(names - stages.keys()):
+            raise CheckpointError(f"{self.path}: lacks {missing[:3]}; it belongs to another model")
+        return {name: self.read_tensor(name) for name in sorted(names, key=lambda name: (stages[name], name))}
+
+    def tensor_names(self, stage: int) -> frozenset[str]:
+        """Return the names of the tensors that a stage holds."""
+        return frozenset(self._shard_entry(stage).tensors)
 
     def _shard_entry(self, stage: int) -> ShardEntry:
         if stage not in self._shards:

@@ -55,6 +55,14 @@ def plan(
     leaks: Annotated[
         Path | None, typer.Option("--leaks", metavar="FILE", help="With --split: JSON of phalanx reproduce leaks.")
     ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--measured",
+            metavar="RUN_DIR",
+            help="Propose new stages of a pipeline that goes on, from its parties' speeds.",
+        ),
+    ] = None,
     by: Annotated[str, typer.Option("--by", help="Criterion of the ranking: speed or cost.")] = "speed",
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")] = None,
     out: Annotated[
@@ -65,14 +73,20 @@ def plan(
 
     Nothing is started. Every figure is an estimate; --json and --html name its assumptions.
     """
-    from phalanx.cli.planned import planned_cluster, print_plan
-    from phalanx.cli.planned_guard import guard_of
-    from phalanx.cli.planned_run import question_from_run
-    from phalanx.cli.planned_split import is_of_split, propose_cut, split_question
+    from phalanx.cli.planning.answer import planned_cluster, print_plan
+    from phalanx.cli.planning.guard import guard_of
+    from phalanx.cli.planning.run_file import question_from_run
+    from phalanx.cli.planning.split import is_of_split, propose_cut, split_question
     from phalanx.planner.search.answer import answer_question
     from phalanx.planner.search.question import about_model
     from phalanx.planner.search.run_file import new_run, write_run
 
+    if run_dir is not None:
+        from phalanx.cli.planning.stages import propose_stages
+
+        if run_file is not None or model is not None:
+            raise ConfigError("plan: --measured reads the run file of its directory; leave out RUN.toml and --model")
+        return propose_stages(run_dir)
     overrides = overrides_of(sets, unsets)
     if (run_file is None) == (model is None):
         raise ConfigError("plan: expected either a run file or --model").with_facts(

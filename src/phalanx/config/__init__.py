@@ -39,5 +39,6 @@ from phalanx.config.strict import (
 from phalanx.config.text import (
     escape_controls as escape_controls,
     is_plain as is_plain,
+    join_names as join_names,
     printable_text as printable_text,
 )

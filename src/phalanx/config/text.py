@@ -3,6 +3,7 @@
 import hashlib
 import json
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -66,6 +67,12 @@ def printable_text(text: str, limit: int = MAX_CHARACTERS, *, keep: str = "") ->
         keep: Characters that may pass although they are not plain, such as line ends in a text of our own.
     """
     return "".join(character if is_plain(character) or character in keep else "?" for character in text[:limit])
+
+
+def join_names(names: Sequence[str], max_names: int = 20) -> str:
+    """Return names with commas, the first ones of many and how many more there are."""
+    more = f" and {len(names) - max_names:,} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + more
 
 
 def escape_controls(text: str, keep: str = "\n\t") -> str:

@@ -306,9 +306,9 @@ class FederatedConfig(StrictModel):
         max_summed = min_sites_left(summed) if self.sums == "masked" else summed
         if not MIN_SUMMED <= self.min_cohort <= max_summed:
             raise ValueError(
-                f"min_cohort = {self.min_cohort}: a sum needs at least {MIN_SUMMED} sites to hide one, and at "
-                f"most {max_summed} are asked, got {summed}; choose from {MIN_SUMMED} to {max_summed}, or have "
-                "more sites"
+                f"min_cohort = {self.min_cohort}: fewer than {MIN_SUMMED} sites do not hide one, and a sum of {summed} "
+                f"ends as soon as {max_summed} of them are left; choose from {MIN_SUMMED} to {max_summed}, or ask more "
+                "sites"
             )
         if self.sums == "enclave":
             self._check_mixed()

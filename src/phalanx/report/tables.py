@@ -138,6 +138,8 @@ def sites_section(record: RunRecord) -> Markup | None:
         note = f"{note} Epsilon is what each site has spent of its own rows, by its own ledger."
     elif (spent := parse_number(rounds[-1].get("epsilon"))) is not None:
         note = f"Its sums have spent epsilon {spent:.3f} of each site, and sites reveal nothing else."
+    if len(names) > _MAX_SITES:
+        note = f"{note} The table has the first {_MAX_SITES} of {format_count(len(names))} sites."
     remark = f"{format_count(len(rounds))} rounds. {how} {note}"
     return make_section("Sites", remark, make_table(heads, rows, "figures"))
 

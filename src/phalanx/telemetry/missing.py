@@ -3,12 +3,11 @@
 import time
 from collections.abc import Callable, Collection
 
-from phalanx.config import printable_text
+from phalanx.config import join_names, printable_text
 
 _REPEAT_S = 15.0
 _MAX_CHANGES = 100
 """Changes that are printed at once: a host of another machine could name other parties in each of its answers."""
-_MAX_NAMES = 20
 _MAX_CHARACTERS = 80
 
 
@@ -41,7 +40,6 @@ class MissingNotice:
             return
         self._num_changes += is_new
         self._missing, self._next = frozenset(missing), now + _REPEAT_S
-        names = [printable_text(name, _MAX_CHARACTERS) for name in sorted(missing)]
-        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        names = join_names([printable_text(name, _MAX_CHARACTERS) for name in sorted(missing)])
         left_s = max(0.0, self._deadline - now)
-        self._say(f"still waiting for {', '.join(names[:_MAX_NAMES])}{more}; at most {left_s:.0f} s more")
+        self._say(f"still waiting for {names}; at most {left_s:.0f} s more")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx.cli.planned import planned_cluster
+from phalanx.cli.planning.answer import planned_cluster
 from phalanx.errors import TrainingError
 from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.parallel.collectives import exchange_rows, summarise_collectives

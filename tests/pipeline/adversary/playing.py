@@ -182,11 +182,13 @@ class Theatre:
         company = self._open(run, liars, order=schedule.order, draw=draw)
         for name, liar in liars.items():
             liar.host_view.identity = company.party_identity(name)
-        outcome = Outcome()
+        outcome, has_checkpoint = Outcome(), False
         try:
             with company:
                 if schedule.victims:
+                    # a session has the state before its first step without asking anybody
                     company.save_step()
+                has_checkpoint = True
                 outcome.weights = _train(company, schedule)
                 if sum(liar.num_sent_bytes for liar in liars.values()) > MANY_BYTES or not schedule.liars:
                     outcome.kept_bytes = kept_bytes(company.engine)
@@ -196,7 +198,7 @@ class Theatre:
             outcome.ended = exc
         outcome.evicted, outcome.lost = company.evicted, company.lost
         outcome.crashes, outcome.errors, outcome.events = company.crashes, company.errors, company.events
-        outcome.passed_s, outcome.has_begun = company.clock.awake_seconds(), company.has_begun
+        outcome.passed_s, outcome.has_begun = company.clock.awake_seconds(), company.has_begun and has_checkpoint
         outcome.doubts = company.checks.list_doubts()
         outcome.fired = {name: liar.fired for name, liar in liars.items()}
         outcome.points = {name: liar.points for name, liar in liars.items()}

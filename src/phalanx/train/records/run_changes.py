@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.errors import ConfigError
 from phalanx.optimizers import learning_rate
-from phalanx.train.config import DomainRun, RunConfig, SplitRun
+from phalanx.train.config import DomainRun, PipelineRun, RunConfig, SplitRun
 from phalanx.train.runs.support import ENGINE_SECTIONS
 
 _SHOWN_KEYS = 4
@@ -48,6 +48,20 @@ LAYOUT: Mapping[str, str] = MappingProxyType(
 )
 """The keys of ``[parallel]`` that ``--resume`` may change too, where ranks of one domain train before and after."""
 
+CUT: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("pipeline.stages", "pipeline.layers"),
+            "a checkpoint has whole tensors, which the new stages take by name; norms are then summed by other stages",
+        ),
+        **{
+            f"pipeline.{key}": "other machines may serve the stages; convicted and revoked ones stay out"
+            for key in ("spares", "respawns", "remote_workers", "may_join", "layout", "layouts")
+        },
+    }
+)
+"""The keys of ``[pipeline]`` that ``--resume`` may change too, where workers serve the stages before and after."""
+
 
 @dataclass(frozen=True)
 class RunChanges:
@@ -60,6 +74,11 @@ class RunChanges:
     def step_counts(self) -> tuple[int, int] | None:
         """How many steps there were to be and are to be now; None where as many."""
         return self.keys.get("train.steps")
+
+    @property
+    def cuts_anew(self) -> bool:
+        """Whether the stages may have other layers from here on."""
+        return any(key.partition(".")[2] in ("stages", "layers") for key in self.keys if key in CUT)
 
     def rates_at(self, run: RunConfig, step: int) -> tuple[float, float] | None:
         """The learning rate of a step by the old and by the new length; None where the length is the same."""
@@ -74,6 +93,8 @@ class RunChanges:
             f"{key}: {_format_setting(old_value)} -> {_format_setting(here)}"
             for key, (old_value, here) in self.keys.items()
         ]
+        if self.cuts_anew:
+            lines.append(f"From step {step} on, the layers are cut into stages anew: every tensor keeps its bits")
         if any(key in LAYOUT for key in self.keys):
             lines.append(f"From step {step} on, whole tensors are divided for the new layout; only rounding changes")
         rates = self.rates_at(run, step)
@@ -90,7 +111,11 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
     old_values, here = (dict(_flatten_config(run.model_dump(mode="json"))) for run in (before, now))
     keys = {key: (old_values.get(key), here.get(key)) for key in sorted(old_values.keys() | here.keys())}
     keys = {key: pair for key, pair in keys.items() if pair[0] != pair[1]}
-    allowed = {**CHANGEABLE, **(LAYOUT if _recut_stages(before) and _recut_stages(now) else {})}
+    allowed = {
+        **CHANGEABLE,
+        **(LAYOUT if _has_whole_tensors(before) and _has_whole_tensors(now) else {}),
+        **(CUT if _has_stages_of_workers(before) and _has_stages_of_workers(now) else {}),
+    }
     # another engine explains the other differences, so it comes first
     refused = sorted(
         (key for key in keys if not any(key == name or key.startswith(f"{name}.") for name in allowed)),
@@ -123,7 +148,7 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
     return RunChanges(before, keys)
 
 
-def _recut_stages(run: RunConfig) -> bool:
+def _has_whole_tensors(run: RunConfig) -> bool:
     """Return whether a run's checkpoints are whole tensors that any layout of ranks can go on from.
 
     Islands have moments of their own, sites keep their ranks' states, DeepSpeed writes its own parts, and noise of
@@ -132,6 +157,11 @@ def _recut_stages(run: RunConfig) -> bool:
     if not isinstance(run, DomainRun):
         return False
     return run.parallel.outer is None and run.deepspeed is None and run.privacy is None
+
+
+def _has_stages_of_workers(run: RunConfig) -> bool:
+    """Return whether a run's layers may be cut anew: noise of privacy is drawn stage by stage."""
+    return isinstance(run, PipelineRun) and run.privacy is None
 
 
 def _flatten_config(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

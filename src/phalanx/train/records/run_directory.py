@@ -309,13 +309,22 @@ class RunDirectory(Closeable):
             # a crash in the middle leaves no record, so what it made is made anew
             shutil.rmtree(self.pki_directory, ignore_errors=True)
             create_authority(self.pki_directory)
-            for name in (OWNER, *self._parties):
-                issue_certificate(self.pki_directory, name)
+            self._certify_parties()
         self._keep_code()
         run_id = secrets.token_hex(16)
         self._write_record(record, run_id)
         begun.unlink()
         return run_id
+
+    def _certify_parties(self) -> None:
+        """Issue certificates to parties that have none, where the run has an authority of its own."""
+        if self._run.pki is not None:
+            return
+        for name in (OWNER, *self._parties):
+            if not (self.pki_directory / name / "certificate.pem").exists():
+                # a crash may have come between key and certificate
+                shutil.rmtree(self.pki_directory / name, ignore_errors=True)
+                issue_certificate(self.pki_directory, name)
 
     def _keep_code(self) -> None:
         """Keep each file of the user's own code, by its digest: the resolved run file finds it here."""
@@ -375,6 +384,7 @@ class RunDirectory(Closeable):
             ).with_facts(code="PHX-C014", file=str(self.path), do="start it without --resume")
         self._check_code()
         self.changes = changes_between(self._config_there(config_digest), self._run, str(self.path))
+        self._certify_parties()
         return run_id
 
     def _config_there(self, config_digest: str) -> RunConfig:

@@ -103,17 +103,11 @@ def _record_of(checkpoint: Checkpoint) -> CheckRecord:
 
 def recut_checkpoint(checkpoint: Checkpoint, library: StageLibrary) -> Iterator[Shard]:
     """Yield the shards of another layout: each stage's tensors by name, from whichever stage held them."""
-    names = checkpoint.stages_by_tensor()
-    unread = set(names)
+    unread = set(checkpoint.stages_by_tensor())
     for stage in range(library.num_stages):
-        state = library(stage).optimizer.state_tensors()
-        missing = sorted(state.keys() - names.keys())
-        if missing:
-            raise CheckpointError(f"{checkpoint.path}: lacks {missing[:3]}; it belongs to another model")
-        unread -= state.keys()
-        # in the order of the old stages, so that each of them is read once
-        order = sorted(state, key=lambda name: (names[name], name))
-        yield Shard(stage, {name: checkpoint.read_tensor(name) for name in order}, checkpoint.step)
+        names = library(stage).optimizer.state_tensors().keys()
+        unread -= names
+        yield Shard(stage, checkpoint.read_tensors(names), checkpoint.step)
     if unread:
         raise CheckpointError(
             f"{checkpoint.path}: has unexpected tensors {sorted(unread)[:3]}; it belongs to another model"

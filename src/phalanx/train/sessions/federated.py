@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from phalanx.checkpoint.export import RunTokenizer
+from phalanx.config import join_names
 from phalanx.errors import PeerLostError, TrainingError
 from phalanx.federated.enclave.aggregator import AggregatorPort
 from phalanx.federated.enclave.process import run_aggregator
@@ -60,7 +61,7 @@ def describe_federated(run: FederatedRun, source: ModelSource, cache: Path) -> R
     row = stage_table(source.hub_config, (StageSpec(0, 1, 0, source.num_layers),), run.model.adapter)[0]
     how = "secure sums" if section.secure else section.aggregator
     facts = {
-        "sites": ", ".join(section.sites),
+        "sites": join_names(section.sites),
         "rounds": str(run.train.steps),
         "local steps": str(section.local_steps),
         "trained": f"{row.trainable:,}",
@@ -194,10 +195,10 @@ class FederatedSetup:
             if opening.checkpoint is not None:
                 engine.load_rounds(opening.checkpoint)
             coordinator.resume_rounds(opening.start)
-            context.print_line(f"waiting for {', '.join(section.sites)}")
+            context.print_line(f"waiting for {join_names(section.sites)}")
             present_sites = await_sites_in_time(carrier, section.sites, _JOIN_S, context.print_line)
             if len(present_sites) < section.min_cohort:
-                missing = ", ".join(sorted(set(section.sites) - present_sites))
+                missing = join_names(sorted(set(section.sites) - present_sites))
                 raise PeerLostError(
                     f"{missing}: did not call within {_JOIN_S:g} s; {site_log_hint(context)}, then --resume"
                 )

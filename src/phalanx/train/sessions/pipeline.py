@@ -134,6 +134,9 @@ class PipelineSetup:
         self._plan = plan
         self._open_workers = open_workers
         self._stack = stack
+        changes = context.home.changes
+        # the run as its last session had it, where the layers are cut anew from here on
+        self._before_cut = changes.before if changes is not None and changes.cuts_anew else None
         self._name = session_name(context.home)
         self._parties = list_participants(context.run, context.home, context.history)
         self._workers, self._late = self._parties.names, self._parties.late
@@ -173,6 +176,9 @@ class PipelineSetup:
             context.remove_outdated_files()
         context.adopt_checkpoint(savepoint, lambda origin: recut_checkpoint(origin, library))
         context.accept_older(savepoint)
+        if isinstance(self._before_cut, PipelineRun):
+            earlier_plan = make_plan(self._before_cut, self.material.source)
+            library = StageLibrary(self.material.source, earlier_plan, None, context.run.model.adapter_directory)
         self._recover_journal(savepoint, library)
 
     def _recover_journal(self, savepoint: Savepoint, library: StageLibrary) -> None:

@@ -1,6 +1,6 @@
 """The sources of a stage at the owner: the model's files, or a checkpoint of this run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class StageLibrary:
         if trained is not None:
             copy.optimizer.load_state(trained.tensors, trained.num_steps)
         elif self._checkpoint is not None:
-            copy.optimizer.load_state(self._checkpoint.stage_tensors(stage), self._checkpoint.num_steps(stage))
+            copy.optimizer.load_state(*_read_state(self._checkpoint, stage, copy.optimizer.state_tensors().keys()))
         return copy
 
     def _build_module(self, spec: StageSpec) -> StageModule:
@@ -75,6 +75,13 @@ class StageLibrary:
     def stage_digests(self) -> dict[int, StateDigest]:
         """Digest of every middle stage as this library has it; each is built, digested and let go."""
         return {stage: self(stage).compute_digest() for stage in range(1, len(self._plan.stages) - 1)}
+
+
+def _read_state(checkpoint: Checkpoint, stage: int, names: Set[str]) -> tuple[dict[str, Tensor], int]:
+    """Return a stage's tensors, from whichever stages held them where the layers were cut otherwise, and its steps."""
+    if stage in checkpoint.stages and checkpoint.tensor_names(stage) == names:
+        return checkpoint.stage_tensors(stage), checkpoint.num_steps(stage)
+    return checkpoint.read_tensors(names), checkpoint.num_steps(checkpoint.stages[0])
 
 
 class BackLibrary(StageLibrary):

@@ -4,7 +4,8 @@
 
 The guard is `standard`, the law `exact`. Honest: so many steps of the mixed fleet, and of an unguarded fleet of one
 class. Attacked: worker-2, of AVX2, lies as one line of the table of attacks says; its run is compared, bit for bit,
-with the unguarded fleet of one class. Classes are instruction sets of one machine, chosen by the environment.
+with the unguarded fleet of one class. Classes are instruction sets of one machine, chosen by the environment; where it
+has no AVX-512, products of any processor (`MKL_CBWR=COMPATIBLE`) are the third.
 """
 
 import os
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from phalanx.config import digest_config
@@ -25,7 +27,12 @@ from phalanx.lab.bench.measure.harness import print_progress, run_program, scrat
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.train import PipelineRun, StagedRun, train
 
-CLASSES = {"worker-1": "AVX-512", "worker-2": "AVX2", "worker-3": "no vectors"}
+_HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+CLASSES = {
+    "worker-1": "AVX-512" if _HAS_AVX512 else "MKL_CBWR=COMPATIBLE",
+    "worker-2": "AVX2",
+    "worker-3": "no vectors",
+}
 """Kernels of each worker; the owner's are the machine's."""
 
 

@@ -4,6 +4,7 @@
 
 - `sft`, `dpo`, `dpo_harmless`, `reward_harmless` (with ``--held-out PAIRS``, as the run prints at its beginning):
   losses and held-out figures. In a run of `dpo` a liar is evicted on the way.
+- `federated_cohorts`: how many of the sites were asked in all, losses and held-out figures.
 - `mixed`: the curve of each objective, and the held-out figures of each.
 - `qlora`: also the memory of a training step of the whole model, in a process for each arm, beside LoRA's.
 - `grpo`, `ppo`: mean reward of the texts of a step, and of the likeliest texts to held-out prompts.
@@ -40,7 +41,9 @@ from phalanx.train import RunConfig, load_run
 from phalanx.train.batches.rewriting import rewrite_held_out, rewriting_of
 
 Figures = dict[str, Any]
-Example = Literal["bert", "dpo", "dpo_harmless", "grpo", "mixed", "ppo", "qlora", "reward_harmless", "sft", "t5"]
+Example = Literal[
+    "bert", "dpo", "dpo_harmless", "federated_cohorts", "grpo", "mixed", "ppo", "qlora", "reward_harmless", "sft", "t5"
+]
 QLORA_ARMS = {"lora": None, "lora_bf16": None, "int8": "int8", "nf4": "nf4"}
 """Storage of the frozen matrices; None: float32, or bf16 with float32 masters of the adapter."""
 _STEPS, _TOKENS, _BATCHES = 2, (2, 96), 300
@@ -130,6 +133,19 @@ def read_reward(run: FinishedRun) -> Figures:
     if abs(2 * right - round(2 * right)) > 1e-6:
         sys.exit(f"--held-out: {pairs} pairs do not give an accuracy of {preferences['accuracy']}")
     return {"preferences": preferences, "interval": share_with_interval(math.floor(right), pairs), "loss": run.losses()}
+
+
+def read_cohorts(run: FinishedRun) -> Figures:
+    """Rounds in which a few of many simulated sites are asked."""
+    lines = map(json.loads, (run.run_dir / "rounds.jsonl").read_text(encoding="utf-8").splitlines())
+    asked = [line["asked"] for line in lines if "round" in line]
+    return {
+        "sites": len(run.summary["federated"]["sites"]),
+        "asked_a_round": run.summary["federated"]["asked"],
+        "sites_asked": len({site for sites in asked for site in sites}),
+        "held_out_perplexity": run.perplexities(),
+        "loss": run.losses(),
+    }
 
 
 def read_rollouts(run: FinishedRun) -> Figures:
@@ -242,6 +258,7 @@ EXAMPLES: dict[Example, Callable[[FinishedRun], Figures]] = {
     "bert": read_pretraining,
     "dpo": read_dpo,
     "dpo_harmless": read_dpo,
+    "federated_cohorts": read_cohorts,
     "grpo": read_rollouts,
     "mixed": read_mixed,
     "ppo": read_rollouts,

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from phalanx.cli.console import print_figures, print_rows
-from phalanx.cli.planned_guard import PlannedGuard, print_guard
+from phalanx.cli.planning.guard import PlannedGuard, print_guard
 from phalanx.planner.cluster.catalog import open_cluster
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import read_probe

@@ -7,7 +7,7 @@ import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import print_figures, print_rows
-from phalanx.cli.planned_run import question_from_run
+from phalanx.cli.planning.run_file import question_from_run
 from phalanx.config import load_config
 from phalanx.errors import ConfigError
 from phalanx.planner.cluster.local import this_machine

@@ -1,0 +1,122 @@
+"""``phalanx plan --seconds_by_party``: the stages of a run that goes on, from the speeds that its parties had."""
+
+import json
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import typer
+
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import print_figures, print_rows
+from phalanx.errors import ConfigError
+from phalanx.planner.cuts.stages import MeasuredParties, propose_layers
+from phalanx.planner.model.compute import forward_flops
+from phalanx.telemetry import PEERS_FILE, read_metrics
+from phalanx.telemetry.parties import PartyRow, read_peers
+
+_SHOWN_STEPS = 20
+"""The last steps with a measurement; of several the median counts."""
+_PRESENT = frozenset({"connected", "serving", "shadowing"})
+
+
+def propose_stages(run_dir: Path) -> Answer:
+    """Propose how to cut the layers anew; print the parties' speeds and the command that goes on with that cut.
+
+    Raises:
+        ConfigError: It is no run with a pipeline, or no step of it was measured.
+    """
+    from phalanx.train import PipelineRun, load_run
+    from phalanx.train.setup.planned_memory import planned_shape
+
+    run, status = load_run(run_dir / "config.toml"), read_peers(run_dir / PEERS_FILE)
+    if not isinstance(run, PipelineRun):
+        raise ConfigError(f"{run_dir}: is no run with a pipeline, whose layers could be cut anew").with_facts(
+            code="PHX-C002", key="--measured", found=run.engine, expected="a run with [pipeline]"
+        )
+    shape = planned_shape(run.model)
+    flops = forward_flops(shape, run.data.sequence_length)
+    stage_layers = _read_layers(run_dir)
+    rows = [row for row in (status.parties if status else ()) if row.state in _PRESENT]
+    edge_work = flops.head / (flops.block + flops.scores)
+    owner_s, seconds_by_party = _measure_layers(
+        run_dir, rows, stage_layers, edge_work, shadows=run.guard.shadow == "lockstep"
+    )
+    if owner_s is None or not seconds_by_party:
+        raise ConfigError(
+            f"{run_dir}: no step has the speeds of its parties; let it train some steps with workers"
+        ).with_facts(code="PHX-C002", key="--measured", found="no measurement", expected="a run that has trained")
+    # a party that has served nothing yet is taken for as fast as the mean of the others
+    worker_s = {row.name: seconds_by_party.get(row.name, mean(seconds_by_party.values())) for row in rows}
+    parties = MeasuredParties(owner_s, worker_s, edge_work)
+    layers = propose_layers(shape.layers, parties)
+    if layers is None:
+        raise ConfigError(f"{run_dir}: {shape.layers} layers are too few for {len(worker_s)} workers and the owner")
+    layers_by_party = {row.name: sum(stage_layers[stage] for stage in row.serves) for row in rows}
+    num_served = sum(layers_by_party.values())
+    now_s = parties.slowest_seconds(shape.layers - num_served, [layers_by_party[name] for name in worker_s])
+    then_s = parties.slowest_seconds(layers[0] + layers[-1], layers[1:-1])
+    command = (
+        f"phalanx train RUN.toml --resume --set pipeline.stages={len(layers)} --set 'pipeline.layers={list(layers)}'"
+    )
+    print_rows(
+        [
+            {
+                "party": name,
+                "layers now": layers_by_party[name],
+                "proposed": count,
+                "seconds a layer": f"{worker_s[name]:.3g}",
+            }
+            for name, count in zip(worker_s, layers[1:-1], strict=True)
+        ]
+    )
+    facts: dict[str, Any] = {
+        "stages": len(layers),
+        "layers": list(layers),
+        "slowest_now_s": now_s,
+        "slowest_then_s": then_s,
+        "owner_s": owner_s,
+        "worker_s": worker_s,
+        "command": command,
+    }
+    print_figures({name: value for name, value in facts.items() if name != "worker_s"})
+    typer.echo("An estimate from what the parties said of their work; one that lies gets more or less to do.", err=True)
+    return Answer(facts)
+
+
+def _read_layers(run_dir: Path) -> list[int]:
+    """Return the layers of each stage in the newest session."""
+    stages: list[dict[str, Any]] = []
+    with (run_dir / "events.jsonl").open(encoding="utf-8") as lines:
+        for text in lines:
+            event = json.loads(text)
+            if event.get("kind") in ("run_started", "run_resumed"):
+                stages = event["body"].get("stages", [])
+    pairs = [str(stage["layers"]).split("-", 1) for stage in stages]
+    return [int(last) - int(first) + 1 for first, last in pairs]
+
+
+def _measure_layers(
+    run_dir: Path, rows: list[PartyRow], layers: list[int], edge_work: float, *, shadows: bool
+) -> tuple[float | None, dict[str, float]]:
+    """Return the seconds of a step that owner and workers needed for one layer.
+
+    Args:
+        edge_work: Work of embedding and head, which the owner does beside its layers, in layers.
+        shadows: Whether a shadow computes as much as who serves the stage.
+    """
+    lines = read_metrics(run_dir / "metrics.jsonl")
+    own_seconds = [line["phases"]["compute"] for line in lines if "compute" in line.get("phases", {})][-_SHOWN_STEPS:]
+    own_work = sum(layers[:1]) + sum(layers[1:][-1:]) + edge_work
+    seconds_by_party = {}
+    for row in rows:
+        stages = (*row.serves, *(row.shadows if shadows else ()))
+        seconds = [
+            phases["seconds"]["compute"]
+            for line in lines
+            if (phases := line.get("party_phases", {}).get(row.name)) and "compute" in phases.get("seconds", {})
+        ][-_SHOWN_STEPS:]
+        num_layers = sum(layers[stage] for stage in stages if stage < len(layers))
+        if seconds and num_layers:
+            seconds_by_party[row.name] = median(seconds) / num_layers
+    return (median(own_seconds) / own_work if own_seconds and layers else None), seconds_by_party
