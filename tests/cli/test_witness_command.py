@@ -95,6 +95,9 @@ def test_witnesses_refuse_a_second_history_and_two_readers_prove_it(tmp_path, ke
     assert f"phalanx/{RUN} signed two histories" in printed
     call("compare", tmp_path / "fork.json", *policy, code=5)
     call("compare", tmp_path / "one", tmp_path / "one", *policy)
-    call("mirror", tmp_path / "w1", tmp_path / "one", tmp_path / "copy", *policy)
-    call("mirror", tmp_path / "w1", tmp_path / "two", tmp_path / "copy", *policy, code=5)
+    call("init", tmp_path / "m1", "--name", "example.org/m1")
+    call("mirror", tmp_path / "m1", tmp_path / "one", tmp_path / "copy", *policy)
+    # nor into a new directory, nor by the keys of a witness that is at work
+    for home, copy in (("m1", "copy"), ("m1", "new"), ("w1", "new")):
+        call("mirror", tmp_path / home, tmp_path / "two", tmp_path / copy, *policy, code=5)
     call("compare", tmp_path / "copy", tmp_path / "two", *policy, code=5)

@@ -4,7 +4,7 @@ import pytest
 from audit_log_vectors import on_page, vectors
 
 from phalanx.verifier.forms import canonical, check_signature, digest, in_domain, merkle_root, parse
-from phalanx.verifier.log import LoggedDraw, check_head
+from phalanx.verifier.log import LoggedDraw
 
 PAGE = on_page()
 
@@ -30,7 +30,8 @@ def test_lines_are_chained_and_signed_as_the_page_says():
         check_signature(key, line.pop("signature"), "log/1", canonical(line))
         previous = digest(text.encode())
         assert previous == expected
-    check_head(key, log["head"])
+    head = dict(log["head"])
+    check_signature(key, head.pop("signature"), "log-head/1", canonical(head))
     assert (log["head"]["num_events"], log["head"]["digest"]) == (len(log["lines"]), previous)
 
 

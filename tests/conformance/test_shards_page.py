@@ -1,14 +1,18 @@
 """docs/shards.md: a second reader, written from the page alone, reads its example; the program still makes it."""
 
 import base64
+import json
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from shard_vectors import SIGNER, on_page, vectors
 
 from phalanx.data.shards import fingerprint_of
-from phalanx.verifier.forms import RefusedError, canonical
-from phalanx.verifier.shards import DatasetReader, check_proof, derive_key, open_leaf, unwrap_key
+from phalanx.verifier.forms import RefusedError, canonical, in_domain, require
+from phalanx.verifier.shards import DatasetReader, check_proof
 
 PAGE = on_page()
 FINGERPRINT = fingerprint_of(SIGNER)
@@ -62,6 +66,26 @@ def test_the_second_reader_checks_proofs_of_presence_and_of_absence() -> None:
     with pytest.raises(RefusedError):
         turned = [{**one, "path": one["path"][::-1]} for one in present["leaves"]]
         check_proof(canonical({**present, "leaves": turned}), FINGERPRINT)
+
+
+def derive_key(data_key: bytes, dataset: str, *purpose: str) -> bytes:
+    """Return the key of one file of an encrypted dataset."""
+    info = in_domain("dataset-file-key/1", canonical(list(purpose)))
+    return HKDF(SHA256(), 32, bytes.fromhex(dataset), info).derive(data_key)
+
+
+def open_leaf(data_key: bytes, dataset: str, file: str, number: int, stored: bytes) -> bytes:
+    """Decrypt one leaf."""
+    key, place = derive_key(data_key, dataset, "file", file), canonical([dataset, file, number])
+    return AESGCM(key).decrypt(number.to_bytes(12, "big"), stored, in_domain("dataset-leaf/1", place))
+
+
+def unwrap_key(content: bytes, wrapping_key: bytes, dataset: str) -> bytes:
+    """Return the data key that ``dataset.key.json`` wraps."""
+    record = json.loads(content)
+    require(set(record) == {"key", "version", "wrapped"} and record["version"] == 1, "wrapped key")
+    wrapped = bytes.fromhex(record["wrapped"])
+    return AESGCM(wrapping_key).decrypt(wrapped[:12], wrapped[12:], in_domain("dataset-key/1", canonical([dataset])))
 
 
 def test_the_second_reader_opens_a_leaf_with_the_unwrapped_key() -> None:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_runs import FORWARD_LIAR, local_workers, worker_pid
+from real_runs import FORWARD_LIAR, descendant, local_workers, worker_pid
+from test_federated_processes import rounds_place
 
 from phalanx.telemetry import read_metrics
 
@@ -70,6 +71,19 @@ def test_an_owner_that_is_killed_leaves_files_from_which_the_card_is_made(place)
     assert (card["cause"], card["status"]) == ("killed_owner", "gone")
     assert card["checkpoint"] == 3
     assert card["next_command"].endswith("--resume")
+
+
+def test_sites_of_a_round_that_failed_are_on_the_card_with_their_stacks(tmp_path):
+    place = rounds_place(tmp_path)
+    process = place.train("federated.min_cohort=4", "federated.respawns=0", "train.steps=100000")
+    place.wait_for(process, lambda: place.has_line("rounds.jsonl", '"round": 2,'))
+    os.kill(descendant(process, "site_process", "north.toml"), signal.SIGKILL)
+
+    assert process.wait() not in (0, 130), process.text
+
+    stacks = card_of(place)["stacks"]
+    assert {"south", "west", "east"} <= set(stacks), stacks
+    assert any("loopback_site.py" in line for line in stacks["south"]), stacks["south"]
 
 
 def test_a_full_disk_is_the_cause(place):

@@ -16,6 +16,7 @@ from phalanx.train import load_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 LIAR = str(Path(__file__).with_name("lying_client.py"))
+HANGS = str(Path(__file__).with_name("hanging_client.py"))
 # of four microbatches the liar, which has the first turn, has two
 CLIENTS = ("west", "north", "south")
 THREE = {
@@ -184,3 +185,27 @@ def test_a_client_is_asked_for_nothing_once_the_owner_has_revoked_it_also_after_
 
     assert again.wait() == 4
     assert "south: the certificate was revoked" in " ".join(parties.log("owner").split())
+
+
+def test_a_client_that_hangs_is_on_the_card_with_the_place_where_it_hangs(gather):
+    parties = gather(changes=SHORT)
+    parties.enclave()
+    parties.client("north")
+    south = parties.start("south", "client.toml", program=(HANGS,))
+    owner = parties.train()
+    stacks = parties.home / "owner" / "runs" / "run" / "stacks.json"
+    parties.wait_for(owner, lambda: stacks.exists() and "hang_for_ever" in stacks.read_text())
+
+    south.kill()
+    assert owner.wait() == 4, parties.log("owner")
+
+    assert "waiting for south" in parties.log("owner")
+    card = parties.start("owner", "watch", "runs/run", "--card", "--json")
+    assert card.wait() == 0, parties.log("owner")
+    (found,) = json.loads(parties.log("owner").splitlines()[-1])["cards"].values()
+    # it was asked when it was late, and is gone since
+    assert found["stacks"]["south"][0] == "as it reports itself:"
+    lines = found["stacks"]["south"]
+    assert any(line.startswith("  hanging_client.py:") and line.endswith(" hang_for_ever") for line in lines)
+    # nor did the other client cause it, but it was asked as well
+    assert set(found["stacks"]) == {"owner", "north", "south"}

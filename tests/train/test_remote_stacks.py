@@ -99,6 +99,25 @@ def test_a_worker_that_was_given_up_is_not_asked_again_when_the_run_fails(identi
     assert "\x1b" not in read(tmp_path)["north"]["error"]
 
 
+def test_a_party_that_answered_when_it_was_late_and_is_gone_since_keeps_its_stacks(identities, tmp_path, monkeypatch):
+    answers = [parse_stacks(b'{"threads": [{"frames": [{"file": "client.py", "line": 3, "function": "run"}]}]}')]
+
+    def ask(identity, name, address, transport, timeout_s, of):
+        assert (name, of) == ("enclave", "north")
+        if not answers:
+            raise DiskError("is gone")
+        return answers.pop()
+
+    monkeypatch.setattr(remote_stacks, "ask_peer_stacks", ask)
+    with RemoteStacks(identities["owner"], LIMITS, tmp_path, {"north": ""}, through="enclave") as stacks:
+        stacks.ask_in_background("north")
+        stacks.close()
+        stacks.ask_after_failure(ValueError, ["north"])
+
+    assert not answers
+    assert read(tmp_path)["north"]["threads"][0]["frames"][0]["file"] == "client.py"
+
+
 def test_a_full_disk_costs_the_card_its_stacks_and_nothing_else(identities, north, tmp_path, monkeypatch):
     def fail(*written):
         raise DiskError("no space left on device")

@@ -20,9 +20,10 @@ FRAME = {"file": "worker.py", "line": 3, "function": "run"}
 def identities(tmp_path_factory):
     keys = tmp_path_factory.mktemp("pki") / "keys"
     create_authority(keys)
-    for name in ("owner", "worker", "mallory"):
+    names = ("owner", "worker", "mallory", "enclave")
+    for name in names:
         issue_certificate(keys, name)
-    return {name: load_identity(keys / name) for name in ("owner", "worker", "mallory")}
+    return {name: load_identity(keys / name) for name in names}
 
 
 @pytest.fixture
@@ -96,6 +97,54 @@ def test_a_worker_with_a_full_inbox_tells_its_owner_all_the_same(identities):
             over.set()
 
     assert any(line.endswith(" take_frame") for line in lines)
+
+
+@pytest.fixture
+def enclave(identities, worker):
+    """One that asks the worker, a party of its session, in place of the owner."""
+    wire = GrpcWire(identities["enclave"], LIMITS, passes_stacks_to="owner")
+    wire.serve_frames(lambda raw, name: b"", "run-1")
+    wire.add_route("worker", worker.address)
+    with contextlib.closing(wire):
+        yield wire
+
+
+def ask_enclave(identities, enclave, by="owner", of="worker"):
+    return ask_peer_stacks(identities[by], "enclave", enclave.address, LIMITS, 60.0, of)
+
+
+def test_a_client_of_an_enclave_tells_the_owner_by_way_of_it_and_nobody_else(identities, worker, enclave):
+    worker.stacks_for = "enclave"
+
+    with hanging_thread():
+        lines = ask_enclave(identities, enclave).list_lines()
+
+    assert any(line.endswith(" compute_for_ever") for line in lines)
+    with pytest.raises(PeerRefusedError, match="only the owner"):
+        ask(identities, worker)
+    with pytest.raises(PeerRefusedError, match="only the owner"):
+        ask_enclave(identities, enclave, by="mallory")
+
+
+def test_an_enclave_says_nothing_of_itself_and_asks_no_stranger(identities, enclave):
+    with pytest.raises(PeerRefusedError, match="only the owner"):
+        ask_enclave(identities, enclave, of="")
+    with pytest.raises(PeerLostError, match="no party of this name"):
+        ask_enclave(identities, enclave, of="mallory")
+
+
+def test_that_a_client_does_not_answer_its_enclave_reaches_the_owner(identities, enclave):
+    with pytest.raises(PeerLostError, match="worker: only the owner may ask"):
+        ask_enclave(identities, enclave)
+
+
+def test_an_owner_gets_no_stream_of_stacks(identities, worker):
+    worker.stacks_for = "owner"
+    for _ in range(16):
+        ask(identities, worker)
+
+    with pytest.raises(PeerLostError, match="no more stacks"):
+        ask(identities, worker)
 
 
 def test_stacks_have_places_and_no_value():

@@ -295,7 +295,7 @@ def put_export(forger: Forger, **source: Any) -> None:
     from phalanx.verifier.statement import signed_bytes
 
     signer, payload = Identity.without_certificate("signer"), canonical(statement)
-    envelope = _wrap_payload(payload, signer.sign_data(signed_bytes(payload)), signer.public.public_key.hex())
+    envelope = _wrap_payload(payload, {signer.fingerprint: signer.sign_data(signed_bytes(payload))})
     forger.members["exports/edge.dsse.json"] = canonical(envelope)
 
 

@@ -5,11 +5,13 @@ machine shown, or to have a command run by whoever copies it from a card.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from phalanx.cli import run_command
 from phalanx.report.read import read_run
@@ -18,7 +20,8 @@ from phalanx.watch.config import RunWatchConfig
 from phalanx.watch.growing_files import GrowingRows
 from phalanx.watch.page import Snapshots
 from phalanx.watch.post_mortem import make_card
-from phalanx.watch.server import look_once
+from phalanx.watch.server import RunWatch, look_once
+from phalanx.watch.training_metrics import RunCollector
 from watched_run import append_rows, event_row, metric_row, write_run
 
 DEEP = json.loads("[" * 900 + "]" * 900)
@@ -51,6 +54,11 @@ def look(run):
         Snapshots(lambda: False).publish_state(state)
 
     asyncio.run(publish())
+    with contextlib.closing(RunWatch([run], RunWatchConfig(), 0.0)) as watch:
+        watch.look_at_runs(lambda *_: None, 1e9)
+        registry = CollectorRegistry()
+        registry.register(RunCollector(watch.runs, watch.lock))
+        assert b"phalanx_step" in generate_latest(registry)
     card = make_card(run)
     json.dumps(card.to_json(), allow_nan=False)
     shown = card.describe() + card.to_markdown()
@@ -60,7 +68,9 @@ def look(run):
 
 @pytest.mark.parametrize("value", NASTY, ids=NAMES)
 def test_no_value_of_a_figure_or_an_event_ends_a_watcher(run, value):
+    # the newest line is read most
     append_rows(run / "metrics.jsonl", [{**metric_row(4), name: value} for name in FIGURES])
+    append_rows(run / "metrics.jsonl", [{**metric_row(5), **dict.fromkeys(FIGURES[1:], value)}])
     bodies = [{"party": value, "reason": value, "step": value, "cause": value, "stage": value}]
     append_rows(run / "events.jsonl", [event_row(kind, b) for kind in ("verdict", "lost", "replaced") for b in bodies])
     (run / "peers.json").write_text(json.dumps(value))

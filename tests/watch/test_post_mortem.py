@@ -240,6 +240,23 @@ def test_stacks_of_owner_and_processes_are_on_the_card(tmp_path):
     assert any("failed_with" in frame for frame in card.stacks["owner"])
 
 
+@pytest.mark.parametrize("fatal", ["", "Fatal Python error: Segmentation fault\n\n"])
+def test_the_thread_at_work_is_on_the_card_and_not_only_pools_that_wait(tmp_path, fatal):
+    """`faulthandler` writes the thread that has the signal last; a site or enclave has many that wait."""
+    pool = "".join(
+        f'Thread 0x{n:016x} (most recent call first):\n  File "thread.py", line 81 in w\n\n' for n in range(20)
+    )
+    run_dir = write_run(tmp_path / "run", events=[], summary=failed_with(ZeroDivisionError("1/0")))
+    (run_dir / "sites").mkdir()
+    at_work = 'Current thread 0x00007f (most recent call first):\n  File "site.py", line 7 in hang\n'
+    (run_dir / "sites" / "north.log").write_text(f"north: joined\n{fatal}{pool}{at_work}")
+
+    stack = make_card(run_dir).stacks["north"]
+
+    assert stack[bool(fatal) :][:2] == tuple(at_work.splitlines())
+    assert stack[0].startswith("Fatal" if fatal else "Current")
+
+
 def test_no_value_of_an_error_that_nobody_raised_on_purpose_is_kept(tmp_path):
     run_dir = write_run(tmp_path / "run", summary=failed_with(ZeroDivisionError("secret tensor 3.14")))
 

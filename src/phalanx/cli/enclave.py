@@ -45,21 +45,23 @@ def serve(
 
 def local(enclave_file: Annotated[Path, _FILE]) -> None:
     """Serve as the enclave of a local run with [split]; the run starts and ends this command."""
-    from phalanx.child import die_with_parent
+    from phalanx.child import die_with_parent, write_stacks_on_request
     from phalanx.config import load_config
     from phalanx.split.processes.local_enclave import EnclaveConfig
     from phalanx.split.roles.serving import serve_enclave
 
+    write_stacks_on_request()
     die_with_parent()
     serve_enclave(load_config(enclave_file, EnclaveConfig))
 
 
 def own(enclave_file: Annotated[Path, _FILE]) -> None:
     """Serve as the enclave of a run with [split] and [pipeline]; the run starts and ends this command."""
-    from phalanx.child import die_with_parent
+    from phalanx.child import die_with_parent, write_stacks_on_request
     from phalanx.config import load_config
     from phalanx.train.sessions.enclave_owner import EnclaveOwnerConfig, serve_owner
 
+    write_stacks_on_request()
     die_with_parent()
     serve_owner(load_config(enclave_file, EnclaveOwnerConfig))
 

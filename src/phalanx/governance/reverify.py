@@ -404,7 +404,7 @@ def check_attestation(data: bytes, signer: str, publication: RunPublication) -> 
         RefusedError: Another key signed it, or it was altered.
         VerificationError: It is about another publication.
     """
-    statement = open_statement(data, by_ed25519_key(bytes.fromhex(signer)), ATTESTATION_PREDICATE)
+    statement = open_statement(data, [by_ed25519_key(bytes.fromhex(signer))], ATTESTATION_PREDICATE)
     if publication.digest not in [subject["digest"].get("sha256") for subject in statement["subject"]]:
         raise VerificationError("the attestation is about another publication")
     return dict(statement["predicate"])

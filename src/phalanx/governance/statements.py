@@ -65,7 +65,7 @@ class ModelFiles:
 
 
 class ReleaseSigner:
-    """Signs for programs of others with the ECDSA P-256 key of the owner's certificate, and seals with its log key.
+    """Signs for programs of others with the ECDSA P-256 key of the owner's certificate, and seals with its log keys.
 
     Raises:
         CertificateError: The identity has no such key.
@@ -86,7 +86,7 @@ class ReleaseSigner:
         self, subjects: Sequence[Subject], predicate_type: str, predicate: Mapping[str, Any]
     ) -> dict[str, Any]:
         payload = _statement_bytes(subjects, predicate_type, predicate)
-        return _wrap_payload(payload, self._sign_data(signed_bytes(payload)), "")
+        return _wrap_payload(payload, {"": self._sign_data(signed_bytes(payload))})
 
     def _sign_data(self, data: bytes) -> bytes:
         # with a nonce from the message (RFC 6979), the same statement has the same signature
@@ -120,9 +120,14 @@ class ReleaseSigner:
         return canonical_json(bundle)
 
     def seal_members(self, digests: Mapping[str, str], predicate: Mapping[str, Any]) -> bytes:
-        """Sign the digests of all members with the key that signs the log."""
+        """Sign the digests of all members with each key that signs heads of the log."""
         subjects = [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()]
-        return sign_by_ed25519(self._owner, subjects, PASSPORT_PREDICATE, predicate)
+        payload, owner = _statement_bytes(subjects, PASSPORT_PREDICATE, predicate), self._owner
+        signatures = {owner.fingerprint: owner.sign_data(signed_bytes(payload))}
+        if owner.public.ml_dsa_key:
+            key_id = hashlib.sha256(owner.public.ml_dsa_key).hexdigest()
+            signatures[key_id] = owner.sign_ml_dsa(signed_bytes(payload))
+        return canonical_json(_wrap_payload(payload, signatures))
 
     @property
     def public_pem(self) -> bytes:
@@ -143,8 +148,7 @@ def sign_by_ed25519(
 ) -> bytes:
     """Return a DSSE envelope around an in-toto statement, signed with an Ed25519 key that it names."""
     payload = _statement_bytes(subjects, predicate_type, predicate)
-    signature = signer.sign_data(signed_bytes(payload))
-    return canonical_json(_wrap_payload(payload, signature, signer.public.public_key.hex()))
+    return canonical_json(_wrap_payload(payload, {signer.fingerprint: signer.sign_data(signed_bytes(payload))}))
 
 
 def _statement_bytes(subjects: Sequence[Subject], predicate_type: str, predicate: Mapping[str, Any]) -> bytes:
@@ -157,11 +161,13 @@ def _statement_bytes(subjects: Sequence[Subject], predicate_type: str, predicate
     return canonical_json(statement)
 
 
-def _wrap_payload(payload: bytes, signature: bytes, key_id: str) -> dict[str, Any]:
+def _wrap_payload(payload: bytes, signatures: Mapping[str, bytes]) -> dict[str, Any]:
     return {
         "payload": base64.b64encode(payload).decode(),
         "payloadType": PAYLOAD_TYPE,
-        "signatures": [{"keyid": key_id, "sig": base64.b64encode(signature).decode()}],
+        "signatures": [
+            {"keyid": key_id, "sig": base64.b64encode(signature).decode()} for key_id, signature in signatures.items()
+        ],
     }
 
 

@@ -47,6 +47,10 @@ _STOP_S = 10.0
 """A bound on how long a server takes to stop, which a busy machine may need some of."""
 # one frame under way and one repeated by an impatient sender
 _MAX_CALLS_PER_PEER = 2
+# places in code tell little of a party's data; a stream of them would tell how it goes
+_MAX_STACKS_ANSWERS = 16
+# a party that asks for another has to answer within the asker's own time
+_PASSED_STACKS_S = 4.0
 _MAX_CACHED_CERTIFICATES = 1024
 _MAX_ADDRESS_CHARACTERS = 300
 _MAX_AWAITED, _MAX_NAME = 50, 63
@@ -90,20 +94,29 @@ class GrpcWire:
         awaited: Parties that it still waits for, for callers to show.
         admit: Refuses a call by its name, and the name and key of the caller; by default none.
         stacks_for: The one party that may ask for the stacks of this process; by default none.
+        passes_stacks_to: The one party for which this one asks others for their stacks; by default none.
 
     Guarantees:
         Nothing of a client is read before TLS 1.3 has proven a currently valid certificate of our authority;
         nothing is sent to a server that has not proven to be the very party it is meant for.
     """
 
-    def __init__(self, identity: Identity, config: TransportConfig, *, stacks_for: str | None = None) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        config: TransportConfig,
+        *,
+        stacks_for: str | None = None,
+        passes_stacks_to: str | None = None,
+    ) -> None:
         check_second_key(identity.public, config)
         self._identity, self._config = identity, config
         self._checked: set[str] = set()
         self.name_of: Callable[[str, bool], str | None] = lambda certified, begins: certified
         self.awaited: Callable[[], Sequence[str]] = tuple
         self.admit: Callable[[str, str, str], None] = lambda call, name, key: None
-        self.stacks_for = stacks_for
+        self.stacks_for, self._passes_stacks_to = stacks_for, passes_stacks_to
+        self._stacks_left = _MAX_STACKS_ANSWERS
         self._handle: Handle | None = None
         self._run = ""
         self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable, str]] = {}
@@ -215,11 +228,31 @@ class GrpcWire:
     def _stacks_call(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer from this thread: the one that computes may be what hangs."""
         peer = self._admitted_peer("Stacks", context)
-        if peer.name != self.stacks_for:
+        if peer.name != (self._passes_stacks_to if raw else self.stacks_for):
             _abort_call(context, grpc.StatusCode.PERMISSION_DENIED, "only the owner may ask for stacks")
         # counted apart: the frames of a party that hangs wait in the calls of `Deliver`
         with self._one_of_few_calls(f"stacks of {peer.name}", context):
-            return describe_own_stacks()
+            return self._pass_stacks(raw, context) if raw else self._describe_stacks(context)
+
+    def _describe_stacks(self, context: grpc.ServicerContext) -> bytes:
+        with self._changed:
+            if not self._stacks_left:
+                _abort_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "no more stacks in this session")
+            self._stacks_left -= 1
+        return describe_own_stacks()
+
+    def _pass_stacks(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        """Ask the named party of this session."""
+        name = raw[:_MAX_NAME].decode("ascii", "replace")
+        with self._changed:
+            route = self._channels.get(name)
+        if route is None:
+            _abort_call(context, grpc.StatusCode.NOT_FOUND, "no party of this name is in the session")
+        try:
+            stacks = ask_peer_stacks(self._identity, name, route[2], self._config, _PASSED_STACKS_S)
+        except (TransportError, VerificationError) as exc:
+            _abort_call(context, grpc.StatusCode.UNAVAILABLE, printable_text(str(exc)))
+        return canonical_json(stacks.model_dump(mode="json"))
 
     def _name_of(self, certified: str, begins: bool, context: grpc.ServicerContext) -> str:
         try:
@@ -314,12 +347,13 @@ def ask_peer_run(
 
 
 def ask_peer_stacks(
-    identity: Identity, party: str, address: str, config: TransportConfig, timeout_s: float
+    identity: Identity, party: str, address: str, config: TransportConfig, timeout_s: float, of: str = ""
 ) -> PartyStacks:
     """Ask a party for the stacks of its threads, on a connection of its own beside all frames.
 
     Args:
         party: Name of the party that must answer; of an incarnation, its certificate's counts.
+        of: Party of its session that it is to ask instead; its own stacks when left out.
 
     Raises:
         PeerRefusedError: It is another party, or does not answer this one.
@@ -328,7 +362,7 @@ def ask_peer_stacks(
     """
     channel = open_channel(identity, party, address, config.model_copy(update={"max_frame_bytes": MAX_STACKS_BYTES}))
     try:
-        return parse_stacks(_call_method(channel.unary_unary(f"/{_SERVICE}/Stacks"), b"", timeout_s, party))
+        return parse_stacks(_call_method(channel.unary_unary(f"/{_SERVICE}/Stacks"), of.encode(), timeout_s, party))
     finally:
         channel.close()
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 MAX_DEPTH = 32
 MAX_INTEGER = 2**63 - 1
@@ -29,6 +31,7 @@ _CURVE_HASHES: dict[str, hashes.HashAlgorithm] = {
     "secp384r1": hashes.SHA384(),
     "secp521r1": hashes.SHA512(),
 }
+_SECOND_KEY, _SECOND_KEY_BYTES = x509.ObjectIdentifier("2.25.193162931155594955135267465926512766213"), 1312
 _PARTY_URI = re.compile(r"phalanx://([a-z0-9-]+)\?ed25519=([0-9a-f]{64})")
 
 
@@ -157,11 +160,7 @@ def check_raw_signature(key: bytes, signature: bytes, data: bytes) -> None:
 
 
 def check_ecdsa_signature(key: ec.EllipticCurvePublicKey, signature: bytes, data: bytes) -> None:
-    """Return when a key of P-256, P-384 or P-521 signed exactly these bytes, with the hash of its size.
-
-    Raises:
-        ValueError: It did not, or the key is of another curve.
-    """
+    """Return when a key of P-256, P-384 or P-521 signed exactly these bytes, with the hash of its size; else raise."""
     algorithm = _CURVE_HASHES.get(key.curve.name)
     if algorithm is None:
         raise ValueError(f"a key of {key.curve.name}, expected P-256")
@@ -169,6 +168,26 @@ def check_ecdsa_signature(key: ec.EllipticCurvePublicKey, signature: bytes, data
         key.verify(signature, data, ec.ECDSA(algorithm))
     except InvalidSignature:
         raise ValueError("the signature does not hold") from None
+
+
+def check_signatures(party: "CertifiedParty", fields: Mapping[str, Any], domain: str, data: bytes) -> None:
+    """Return when each key of a party signed this data for this purpose.
+
+    Raises:
+        ValueError: One did not.
+    """
+    check_signature(party.key, fields["signature"], domain, data)
+    if party.second_key:
+        signature = bytes.fromhex(str(fields.get("ml_dsa_44") or ""))
+        check_ml_dsa_signature(party.second_key, signature, in_domain(domain, data))
+
+
+def check_ml_dsa_signature(key: bytes, signature: bytes, data: bytes) -> None:
+    """Return when an ML-DSA-44 key signed exactly these bytes; else raise."""
+    try:
+        MLDSA44PublicKey.from_public_bytes(key).verify(signature, data)
+    except InvalidSignature:
+        raise ValueError("the ML-DSA-44 signature does not hold") from None
 
 
 _CERTIFICATE_ERRORS = (
@@ -190,11 +209,15 @@ class CertifiedParty:
     Attributes:
         key: Raw Ed25519 public key: signs messages and log lines.
         release_key: ECDSA P-256 key of the same certificate: signs what programs of others verify.
+        second_key: Raw ML-DSA-44 key: signs seals, heads and manifests beside the first. Empty where it has none.
+        vouched: The authority's ML-DSA-44 signature for all three.
     """
 
     name: str
     key: bytes
     release_key: ec.EllipticCurvePublicKey
+    second_key: bytes
+    vouched: bytes
     certificate: x509.Certificate
 
     @property
@@ -213,12 +236,22 @@ def party_of(pem: str) -> CertifiedParty:
         certificate = x509.load_pem_x509_certificate(pem.encode())
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris, key = names.get_values_for_type(x509.UniformResourceIdentifier), certificate.public_key()
+        second_key, vouched = _read_second_key(certificate)
     except _CERTIFICATE_ERRORS as exc:
         raise ValueError(f"a malformed certificate, or one that names no party: {exc}") from exc
     match = _PARTY_URI.fullmatch(uris[0]) if len(uris) == 1 else None
     if match is None or not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("a certificate names no party")
-    return CertifiedParty(match[1], bytes.fromhex(match[2]), key, certificate)
+    # a key that the authority has not signed for is none
+    return CertifiedParty(match[1], bytes.fromhex(match[2]), key, second_key if vouched else b"", vouched, certificate)
+
+
+def _read_second_key(certificate: x509.Certificate) -> tuple[bytes, bytes]:
+    try:
+        raw = certificate.extensions.get_extension_for_oid(_SECOND_KEY).value.public_bytes()
+    except x509.ExtensionNotFound:
+        return b"", b""
+    return raw[:_SECOND_KEY_BYTES], raw[_SECOND_KEY_BYTES:]
 
 
 def check_issuer(party: CertifiedParty, authority_pem: str) -> None:
@@ -231,6 +264,11 @@ def check_issuer(party: CertifiedParty, authority_pem: str) -> None:
         authority = x509.load_pem_x509_certificate(authority_pem.encode())
         is_authority = authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         party.certificate.verify_directly_issued_by(authority)
+        if party.second_key:
+            first_key = party.release_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+            names = f"phalanx://{party.name}?ed25519={party.fingerprint}", first_key.hex(), party.second_key.hex(), ""
+            bound = in_domain("certificate-ml-dsa/1", "\n".join(names).encode())
+            check_ml_dsa_signature(_read_second_key(authority)[0], party.vouched, bound)
     except _CERTIFICATE_ERRORS as exc:
         raise ValueError(f"the certificate of {party.name} is not from the authority") from exc
     if not is_authority:
@@ -252,12 +290,15 @@ def merkle_root(leaves: Sequence[bytes]) -> str:
     """Return the root over leaves with BLAKE3, in hex: the tree of the audit log (RFC 6962, section 2.1)."""
     if not leaves:
         return digest(b"")
-    level = [blake3(b"\x00" + leaf).digest() for leaf in leaves]
+    return _fold_level([blake3(b"\0" + leaf).digest() for leaf in leaves], lambda node: blake3(node).digest()).hex()
+
+
+def _fold_level(level: Sequence[bytes], hash_node: Callable[[bytes], bytes]) -> bytes:
     while len(level) > 1:
-        pairs = [blake3(b"\x01" + level[index] + level[index + 1]).digest() for index in range(0, len(level) - 1, 2)]
+        pairs = [hash_node(b"\1" + level[index] + level[index + 1]) for index in range(0, len(level) - 1, 2)]
         # the last node of an odd level is its own parent: the same tree as by the largest power of two
         level = pairs if len(level) % 2 == 0 else [*pairs, level[-1]]
-    return level[0].hex()
+    return level[0]
 
 
 def shard_leaf(data: bytes) -> bytes:
@@ -267,14 +308,7 @@ def shard_leaf(data: bytes) -> bytes:
 
 def shard_root(level: Sequence[bytes]) -> bytes:
     """Return the root over hashes of leaves with SHA-256: the trees of datasets."""
-    if not level:
-        return hashlib.sha256().digest()
-    while len(level) > 1:
-        pairs = [
-            hashlib.sha256(b"\1" + level[index] + level[index + 1]).digest() for index in range(0, len(level) - 1, 2)
-        ]
-        level = pairs if len(level) % 2 == 0 else [*pairs, level[-1]]
-    return level[0]
+    return _fold_level(level, lambda node: hashlib.sha256(node).digest()) if level else hashlib.sha256().digest()
 
 
 def root_from_path(node: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes:
@@ -347,9 +381,10 @@ class Member:
         require(self.size <= max_bytes, f"{self.path}: {self.size} bytes, at most {max_bytes} are read")
         return self.read_range(0, self.size)
 
-    def hash_content(self) -> str:
-        """Return its SHA-256 in hex."""
-        total, piece = hashlib.sha256(), 2**20
+    def hash_content(self, algorithm: str = "sha256") -> str:
+        """Return its SHA-256, or BLAKE3, in hex."""
+        total: Any = hashlib.sha256() if algorithm == "sha256" else blake3()
+        piece = 2**20
         for offset in range(0, self.size, piece):
             total.update(self.read_range(offset, min(piece, self.size - offset)))
-        return total.hexdigest()
+        return str(total.hexdigest())

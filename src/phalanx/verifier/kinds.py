@@ -198,7 +198,7 @@ def _verify_attestation(path: Path, expected: Expectations) -> PathReport:
     signer = read_key_id(data)
     if expected.signer not in (None, signer):
         raise RefusedError(f"{path}: signed with key {signer}, expected {expected.signer}")
-    statement = open_statement(data, by_ed25519_key(bytes.fromhex(signer)), ATTESTATION_PREDICATE)
+    statement = open_statement(data, [by_ed25519_key(bytes.fromhex(signer))], ATTESTATION_PREDICATE)
     predicate, digest = statement["predicate"], statement["subject"][0]["digest"].get("sha256")
     verdict, run, *steps = (predicate.get(name) for name in ("verdict", "run", "recomputed", "num_steps"))
     rows = {

@@ -17,6 +17,7 @@ from .forms import (
     canonical,
     check_issuer,
     check_signature,
+    check_signatures,
     digest,
     in_domain,
     merkle_root,
@@ -75,10 +76,10 @@ class LogFindings:
     public: list[str] = field(default_factory=list)
 
 
-def check_head(key: bytes, head: Mapping[str, Any]) -> None:
+def check_head(owner: CertifiedParty, head: Mapping[str, Any]) -> None:
     """Return when the owner signed a head, which says how many lines there are and which one is the last."""
     statement = {name: head[name] for name in ("digest", "num_events", "run")}
-    check_signature(key, head["signature"], "log-head/1", canonical(statement))
+    check_signatures(owner, head, "log-head/1", canonical(statement))
 
 
 def verify(run_dir: Path, owner_pem: str, heads: Iterable[Mapping[str, Any]] = ()) -> LogFindings:
@@ -133,7 +134,7 @@ def verify_log(
 def _check_known_head(head: Mapping[str, Any], findings: LogFindings, owner: CertifiedParty) -> bool:
     """Compare the log with a head; return whether it is the log's end."""
     try:
-        check_head(owner.key, head)
+        check_head(owner, head)
         number = head["num_events"]
         require(head["run"] == findings.run, f"a head is of run {head['run']!r:.80}")
     except (ValueError, KeyError, TypeError) as exc:

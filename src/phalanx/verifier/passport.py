@@ -18,7 +18,7 @@ from .forms import (
     RefusedError,
     canonical,
     check_issuer,
-    check_signature,
+    check_signatures,
     parse,
     read_json,
     require,
@@ -32,10 +32,10 @@ from .statement import (
     SLSA_PREDICATE,
     TEST_PREDICATE,
     ModelSignature,
-    by_ed25519_key,
     by_release_key,
     compare_model,
     digest_weights,
+    list_log_keys,
     open_export,
     open_model_signature,
     open_statement,
@@ -125,7 +125,8 @@ class _PassportReader:
             require(expected in (None, owner.fingerprint), f"the owner's key is {owner.fingerprint}, not {expected}")
             if certificate_pem is not None:
                 pinned = read_owner(certificate_pem)
-                is_same = (pinned.key, pinned.release_key) == (owner.key, owner.release_key)
+                pinned_keys = pinned.key, pinned.release_key, pinned.second_key
+                is_same = pinned_keys == (owner.key, owner.release_key, owner.second_key)
                 require(is_same, "the certificate is another one than yours")
         return owner
 
@@ -163,11 +164,12 @@ class _PassportReader:
         """Compare every member with the seal, which the log's own key signed."""
         with _Place(SEAL):
             data = self._read_data(SEAL)
-            (signature,) = parse(data)["signatures"]
-            # the signature covers the payload alone: the rest of the envelope has one form
-            expected = {"keyid": self._owner.fingerprint, "sig": signature["sig"]}
-            require(signature == expected, "another key than the log's")
-            statement = open_statement(data, by_ed25519_key(self._owner.key), PASSPORT_PREDICATE)
+            signatures, checks = parse(data)["signatures"], list_log_keys(self._owner)
+            # signatures cover the payload alone: the rest of the envelope has one form
+            require(len(signatures) == len(checks), f"{len(signatures)} signatures, the owner has {len(checks)} keys")
+            expected = [{"keyid": key, "sig": row["sig"]} for key, row in zip(checks, signatures, strict=True)]
+            require(signatures == expected, "another key than the log's")
+            statement = open_statement(data, [*checks.values()], PASSPORT_PREDICATE)
             require(set(parse(data)) == {"payload", "payloadType", "signatures"}, "other keys than those of a seal")
             sealed = [(subject["name"], subject["digest"]) for subject in statement["subject"]]
             require([name for name, _ in sealed] == [name for name in self._members if name != SEAL], "other members")
@@ -285,7 +287,7 @@ class _PassportReader:
             return None
         check = by_release_key(self._owner.release_key)
         with _Place(PROVENANCE_FILE):
-            return open_statement(self._read_data(PROVENANCE_FILE), check, SLSA_PREDICATE)
+            return open_statement(self._read_data(PROVENANCE_FILE), [check], SLSA_PREDICATE)
 
     def _run_file(self) -> dict[str, Any]:
         """Return the run file, whose digest the log names."""
@@ -324,7 +326,7 @@ class _PassportReader:
         for name in self._names_in(TESTS):
             with _Place(name):
                 check = by_release_key(self._owner.release_key)
-                statement = open_statement(self._read_data(name), check, TEST_PREDICATE)
+                statement = open_statement(self._read_data(name), [check], TEST_PREDICATE)
                 require(self._signature is not None, "is about a model that is not here")
                 self._require_subject(statement, self._signature)
                 predicate = statement["predicate"]
@@ -379,11 +381,10 @@ class _PassportReader:
             with _Place(name):
                 data = self._read_data(name)
                 body = (envelope := parse(data))["body"]
-                # the second signature, by ML-DSA-44, is not checked here; the log has the digest of all of it
                 keys = set(envelope) - {"ml_dsa_44"}
                 require(keys == {"body", "signature", "signer"}, "has other keys than a manifest")
                 require(envelope["signer"] == self._owner.fingerprint, "another key signed it")
-                check_signature(self._owner.key, envelope["signature"], "checkpoint-manifest/1", canonical(body))
+                check_signatures(self._owner, envelope, "checkpoint-manifest/1", canonical(body))
                 require(name == f"{CHECKPOINTS}step-{body['step']:08}.json", "has the name of another step")
                 require(body["run"] == log.run, "is of another run")
                 certified = log.certified.get(body["step"])

@@ -3,14 +3,10 @@
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from .forms import (
     DIGEST,
@@ -18,7 +14,6 @@ from .forms import (
     RefusedError,
     canonical,
     check_signature,
-    in_domain,
     parse,
     require,
     root_from_path,
@@ -89,49 +84,31 @@ def _read_key(stated: str, expected: str | None) -> bytes:
 
 
 class DatasetReader:
-    """A dataset in a directory; every byte that is returned was checked.
+    """A dataset in a directory, not encrypted; every byte that is returned was checked."""
 
-    Args:
-        open_key: Returns the data key of an encrypted dataset, from the wrapped one and the name in its seal.
-    """
-
-    def __init__(self, home: Path, signer: str | None = None, open_key: Callable[[bytes, str], bytes] | None = None):
+    def __init__(self, home: Path, signer: str | None = None) -> None:
         self.home = home
         self.manifest = read_manifest(Member.from_file(home / MANIFEST_FILE).read_all(MAX_MANIFEST_BYTES), signer)
         self.body = self.manifest.body
-        self._data_key = None
-        seal = self.body.get("seal")
-        if seal is not None:
-            if open_key is None:
-                raise RefusedError(f"{home}: is encrypted; its key is needed")
-            wrapped = Member.from_file(home / "dataset.key.json").read_all(2**16)
-            self._data_key = open_key(wrapped, seal["dataset"])
-            commitment = derive_key(self._data_key, seal["dataset"], "commitment").hex()
-            require(commitment == seal["commitment"], f"{home}: the key is another one than the manifest's")
+        is_plain = self.body.get("seal") is None
+        require(is_plain, f"{home}: is encrypted: `phalanx data verify` checks it with its key")
 
     def read_file(self, file: str, record: Mapping[str, Any]) -> bytes:
         """Return the content of a file after comparing every leaf and the root."""
         size, leaf_bytes = record["size_bytes"], self.body["leaf_bytes"]
-        tag = 0 if self._data_key is None else 16
         count = -(-size // leaf_bytes)
         tree = Member.from_file(self.home / f"{file}.tree").read_all(2**32)
         stored = Member.from_file(self.home / file)
-        require(stored.size == size + tag * count, f"{file}: size")
+        require(stored.size == size, f"{file}: size")
         require(len(tree) == 32 * count, f"{file}: leaves")
         hashes = [tree[begin : begin + 32] for begin in range(0, len(tree), 32)]
         require(shard_root(hashes).hex() == record["root"], f"{file}: root")
         content = bytearray()
         for number, expected in enumerate(hashes):
-            begin = number * (leaf_bytes + tag)
-            leaf = stored.read_range(begin, min(leaf_bytes + tag, stored.size - begin))
+            leaf = stored.read_range(number * leaf_bytes, min(leaf_bytes, size - number * leaf_bytes))
             require(shard_leaf(leaf) == expected, f"{file}: leaf {number}")
-            content += self._open_leaf(file, number, leaf)
+            content += leaf
         return bytes(content)
-
-    def _open_leaf(self, file: str, number: int, leaf: bytes) -> bytes:
-        if self._data_key is None:
-            return leaf
-        return open_leaf(self._data_key, self.body["seal"]["dataset"], file, number, leaf)
 
     def read_documents(self, number: int) -> Iterator[dict[str, Any]]:
         """Yield every document of a part: digest, source, start, tokens, name and fields."""
@@ -225,29 +202,6 @@ def _check_leaves(proof: Mapping[str, Any], signer: str | None) -> PlaceProof:
     places = tuple((*statement["parts"][part], number) for name, part, _, number, _, _ in rows if name == document)
     require(bool(places) or (begins and ends), "the records on both sides of the digest are missing")
     return PlaceProof(proof["digest"], statement["dataset"], proof["signer"], places, begins and ends)
-
-
-# --- encrypted datasets ---------------------------------------------------------------------------------
-
-
-def derive_key(data_key: bytes, dataset: str, *purpose: str) -> bytes:
-    """Return the key of one file of an encrypted dataset."""
-    info = in_domain("dataset-file-key/1", canonical(list(purpose)))
-    return HKDF(SHA256(), 32, bytes.fromhex(dataset), info).derive(data_key)
-
-
-def open_leaf(data_key: bytes, dataset: str, file: str, number: int, stored: bytes) -> bytes:
-    """Decrypt one leaf."""
-    key, place = derive_key(data_key, dataset, "file", file), canonical([dataset, file, number])
-    return AESGCM(key).decrypt(number.to_bytes(12, "big"), stored, in_domain("dataset-leaf/1", place))
-
-
-def unwrap_key(content: bytes, wrapping_key: bytes, dataset: str) -> bytes:
-    """Return the data key that ``dataset.key.json`` wraps."""
-    record = json.loads(content)
-    require(set(record) == {"key", "version", "wrapped"} and record["version"] == 1, "wrapped key")
-    wrapped = bytes.fromhex(record["wrapped"])
-    return AESGCM(wrapping_key).decrypt(wrapped[:12], wrapped[12:], in_domain("dataset-key/1", canonical([dataset])))
 
 
 def source_corpus_digest(files: dict[str, Any], data: dict[str, Any]) -> str | None:

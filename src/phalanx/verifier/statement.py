@@ -6,24 +6,26 @@ import hashlib
 import operator
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from .forms import (
     DIGEST,
+    CertifiedParty,
     Member,
     RefusedError,
     UnreadableError,
     canonical,
     check_ecdsa_signature,
+    check_ml_dsa_signature,
     check_raw_signature,
     read_json,
     require,
+    sha256,
 )
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -68,24 +70,32 @@ def by_ed25519_key(key: bytes) -> CheckPayload:
     return lambda signature, data: check_raw_signature(key, signature, data)
 
 
-def open_statement(data: bytes, check: CheckPayload, predicate_type: str) -> dict[str, Any]:
-    """Check the one signature of a DSSE envelope, and return its in-toto statement.
+def list_log_keys(party: CertifiedParty) -> dict[str, CheckPayload]:
+    """Return checks of the signatures that a party makes for later readers, by the name of each key."""
+    checks = {party.fingerprint: by_ed25519_key(party.key)}
+    if party.second_key:
+        checks[sha256(party.second_key)] = lambda signed, data: check_ml_dsa_signature(party.second_key, signed, data)
+    return checks
+
+
+def open_statement(data: bytes, checks: Sequence[CheckPayload], predicate_type: str) -> dict[str, Any]:
+    """Check the signatures of a DSSE envelope, one by each check, and return its in-toto statement.
 
     Raises:
         RefusedError: It is malformed, of another kind, or another key signed it.
     """
     try:
-        return _open_envelope(read_json(data), check, predicate_type)
+        return _open_envelope(read_json(data), checks, predicate_type)
     except (ValueError, KeyError, TypeError, binascii.Error) as exc:
         raise RefusedError(f"no statement of this kind, or altered: {exc}") from exc
 
 
-def _open_envelope(envelope: Any, check: CheckPayload, predicate_type: str) -> dict[str, Any]:
+def _open_envelope(envelope: Any, checks: Sequence[CheckPayload], predicate_type: str) -> dict[str, Any]:
     if envelope["payloadType"] != PAYLOAD_TYPE:
         raise ValueError(f"payload type {envelope['payloadType']!r:.80}")
-    (signature,) = envelope["signatures"]
     payload = _decode(envelope["payload"])
-    check(_decode(signature["sig"]), signed_bytes(payload))
+    for check, signature in zip(checks, envelope["signatures"], strict=True):
+        check(_decode(signature["sig"]), signed_bytes(payload))
     statement = read_json(payload)
     if statement["_type"] != STATEMENT_TYPE or statement["predicateType"] != predicate_type:
         raise ValueError(f"a statement of {statement['predicateType']!r:.80}, expected {predicate_type}")
@@ -146,7 +156,7 @@ def open_model_signature(data: bytes, key: ec.EllipticCurvePublicKey) -> ModelSi
         material = bundle["verificationMaterial"]
         if not isinstance(material, dict) or "publicKey" not in material:
             raise ValueError("no public key named in it")  # noqa: TRY301
-        statement = _open_envelope(bundle["dsseEnvelope"], by_release_key(key), OMS_PREDICATE)
+        statement = _open_envelope(bundle["dsseEnvelope"], [by_release_key(key)], OMS_PREDICATE)
         return _read_model_statement(statement)
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as exc:
         raise RefusedError(f"no model signature, or altered: {exc}") from exc
@@ -213,11 +223,7 @@ def _list_files(root: Path, directory: Path, ignored: set[str]) -> Iterator[str]
 
 def hash_file(path: Path, algorithm: str = "sha256") -> str:
     """Return the digest of a file in hex."""
-    member = Member.from_file(path)
-    total: Any = hashlib.sha256() if algorithm == "sha256" else blake3()
-    for offset in range(0, member.size, _PIECE):
-        total.update(member.read_range(offset, min(_PIECE, member.size - offset)))
-    return str(total.hexdigest())
+    return Member.from_file(path).hash_content(algorithm)
 
 
 # --- weights --------------------------------------------------------------------------------------------
@@ -293,15 +299,11 @@ def open_export(data: bytes) -> tuple[str, dict[str, Any]]:
         RefusedError: It is malformed or altered.
     """
     key = read_key_id(data)
-    return key, open_statement(data, by_ed25519_key(bytes.fromhex(key)), EXPORT_PREDICATE)
+    return key, open_statement(data, [by_ed25519_key(bytes.fromhex(key))], EXPORT_PREDICATE)
 
 
 def compare_export(directory: Path, statement: Mapping[str, Any]) -> None:
-    """Compare the files of an export with its statement.
-
-    Raises:
-        RefusedError: A file was changed, added or taken away.
-    """
+    """Compare the files of an export with its statement; refuse one that was changed, added or taken away."""
     signed = {subject["name"]: subject["digest"].get("sha256") for subject in statement["subject"]}
     require(all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", name) for name in signed), "a file's name is a path")
     present = set(_list_files(directory, directory, {"statement.dsse.json"}))

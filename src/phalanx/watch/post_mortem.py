@@ -28,6 +28,7 @@ from phalanx.watch.run_view import RunView
 
 _MAX_STACK, _MAX_LOG, _MAX_PARTIES, _MAX_CLAIMED_LINES = 24, 400, 256, 80
 _STACK = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|Current thread 0x|^Thread 0x")
+_AT_WORK, _FATAL = "Current thread 0x", "Fatal Python error"
 _CRASH = re.compile(r"Traceback \(most recent call last\)|Fatal Python error")
 # a thread needs memory for its stack: Python has no other word for it
 _NO_MEMORY = re.compile(r"MemoryError|out of memory|[Cc]an(?:'t|not) (?:allocate memory|start new thread)")
@@ -91,7 +92,7 @@ class PostMortem:
         last_good_step: Number of the last applied step; None before the first.
         checkpoint: Step of the newest checkpoint that is not in doubt; None where there is none.
         lost: Steps and batches that are lost, in a sentence.
-        stacks: Stacks of the owner and of local processes, by name; a remote worker's are its claim.
+        stacks: Stacks of the owner and of local processes, by name; a remote party's are its claim.
         also: Further events of the same run that somebody should know of.
     """
 
@@ -396,7 +397,7 @@ def make_card(run_dir: Path) -> PostMortem:
         # a session that is refused at its beginning leaves the summary of the one before, or none
         failure = _find_refusal(run_dir)
         status = "failed" if failure else status
-    logs = {name.removesuffix(".log"): tuple(_read_log(run_dir / "workers" / name)) for name in view.list_logs()}
+    logs = {path.name.removesuffix(".log"): tuple(_read_log(path)) for path in view.list_logs()}
     facts = CaseFacts(
         status=status,
         failure=failure if isinstance(failure, dict) else {},
@@ -522,14 +523,23 @@ def _find_stacks(facts: CaseFacts) -> dict[str, tuple[str, ...]]:
     if isinstance(frames, list) and frames:
         stacks["owner"] = tuple(printable_text(str(frame), 200) for frame in frames[:_MAX_STACK])
     for name, lines in facts.logs.items():
-        start = next((number for number, row in enumerate(lines) if _STACK.search(row)), None)
-        if start is not None:
-            stacks[name] = lines[start : start + _MAX_STACK]
+        if stack := _pick_stack(lines):
+            stacks[name] = stack
     return stacks
 
 
+def _pick_stack(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the stack that matters: that of the thread at work, which comes last, behind those of pools that wait."""
+    starts = [number for number, row in enumerate(lines) if _STACK.search(row)]
+    at_work = [number for number in starts if lines[number].startswith(_AT_WORK)]
+    if not at_work:
+        return lines[starts[0] : starts[0] + _MAX_STACK] if starts else ()
+    faults = [lines[number] for number in starts if lines[number].startswith(_FATAL)]
+    return (*faults[-1:], *lines[at_work[-1] : at_work[-1] + _MAX_STACK])
+
+
 def _read_remote_stacks(run_dir: Path) -> dict[str, tuple[str, ...]]:
-    """Return what remote workers said of their threads when they were given up or the run failed."""
+    """Return what remote parties said of their threads when they were late or given up or the run failed."""
     stacks: dict[str, tuple[str, ...]] = {}
     for name, answer in list((read_object(run_dir / STACKS_FILE) or {}).items())[:_MAX_PARTIES]:
         try:

@@ -20,6 +20,7 @@ from phalanx.watch.security_events import SecurityCounts, SecurityEvent, read_se
 MAX_SHOWN_EVENTS = 200
 _MAX_TAIL = 60
 _MAX_LOGS = 32
+_LOG_FOLDERS = ("workers", "sites")
 _MAX_DECISIONS = 1000
 _MAX_CONFIG_BYTES = 4 << 20
 _DECISIONS = frozenset(
@@ -146,19 +147,16 @@ class RunView:
             text = printable_text(describe_event(kind, body), 300)
             self.shown_events.append({"time": str(row.get("time", ""))[:40], "kind": kind[:60], "text": text})
 
-    def list_logs(self) -> list[str]:
-        """Return the names of the logs of local processes."""
-        folder = self.path / "workers"
+    def list_logs(self) -> list[Path]:
+        """Return the logs of local processes: workers, an enclave, and sites of federated rounds."""
         # a link could lead to files of this machine
-        names = (path.name for path in folder.glob("*.log")) if folder.is_dir() and not folder.is_symlink() else ()
-        return sorted(names)[:_MAX_LOGS]
+        folders = [path for name in _LOG_FOLDERS if (path := self.path / name).is_dir() and not path.is_symlink()]
+        return sorted(path for folder in folders for path in folder.glob("*.log"))[:_MAX_LOGS]
 
     def read_logs(self) -> dict[str, list[str]]:
         """Return the last lines of each log; no character in them can steer a terminal."""
-        folder = self.path / "workers"
         return {
-            name: [printable_text(text, 400) for text in read_tail(folder / name, _MAX_TAIL)]
-            for name in self.list_logs()
+            path.name: [printable_text(text, 400) for text in read_tail(path, _MAX_TAIL)] for path in self.list_logs()
         }
 
     def describe(self) -> dict[str, Any]:

@@ -66,6 +66,13 @@ def _last_step(view: RunView, _: TrainingAlerts) -> Iterator[tuple[tuple[str, ..
         yield (), float(view.last_row["step"])
 
 
+def _last_time(view: RunView, _: TrainingAlerts) -> Iterator[tuple[tuple[str, ...], float]]:
+    time = (view.last_row or {}).get("time")
+    # a run directory may be somebody else's: one word in place of a number must not blind the scraper
+    if isinstance(time, int | float):
+        yield (), float(time)
+
+
 def _read_count(of: Callable[[RunView], float]) -> Callable[[RunView, TrainingAlerts], Any]:
     return lambda view, _: [((), float(of(view)))]
 
@@ -131,7 +138,7 @@ TRAINING_METRICS: tuple[TrainingMetric, ...] = (
         "When the last step was applied, in seconds since 1970; a stalled run is time() minus this.",
         (),
         "s",
-        lambda view, _: [((), float((view.last_row or {}).get("time") or 0.0))],
+        _last_time,
     ),
     TrainingMetric("phalanx_loss", "gauge", "Mean training loss of the last step.", (), "nat", _read_last("loss")),
     TrainingMetric(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from phalanx.cli.parties.witness_log import mirror_log
 from phalanx.errors import AuditLogError, SignatureError
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import Identity, digest_hex
@@ -270,6 +271,66 @@ def test_a_mirror_takes_what_continues_its_copy_and_refuses_a_fork(tmp_path, own
     with pytest.raises(AuditLogError):
         mirror_history(str(tmp_path / "p"), tmp_path / "copy", owner.keys)
     assert len(history.entries) == 3
+
+
+def test_a_mirror_with_the_keys_of_a_witness_signs_no_history_that_the_witness_would_not(tmp_path, owner, home):
+    """The attacker: an owner who shows a witness one history, and a mirror with the same keys another."""
+    policy, shown = WitnessPolicy(f"log {owner.keys[0].to_text()}\nquorum none\n"), history_of(*"abc")
+    (tmp_path / "policy").write_text(f"log {owner.keys[0].to_text()}\nquorum none\n")
+    with Witness(home, unix_time=lambda: 50.0) as witness:
+        one = cosigned(signed_head(owner, shown), ask(witness, signed_head(owner, shown), shown, 0))
+    publish_head(tmp_path / "lie", history_of(*"axcd"), owner, policy)
+
+    with pytest.raises(AuditLogError, match="do not continue them; nothing is signed"):
+        mirror_log(home, str(tmp_path / "lie"), tmp_path / "copy", policy=tmp_path / "policy")
+
+    assert not (tmp_path / "copy").exists()
+    # an honest mirror continues what was cosigned, and the witness what was mirrored
+    publish_head(tmp_path / "p", history_of(*"abcd"), owner, policy)
+    mirror_log(home, str(tmp_path / "p"), tmp_path / "copy", policy=tmp_path / "policy")
+    signed = read_checkpoint(str(tmp_path / "copy"))
+    with Witness(home, unix_time=lambda: 60.0) as witness:
+        assert set(witness.signer.keys) <= set(signed.check_signatures(witness.signer.keys))
+        assert ask(witness, signed_head(owner, shown), shown, 3).status == 409
+    assert compare_histories((one, shown), (signed, history_of(*"abcd"))).judge_signers(witness.signer.keys) == []
+
+
+def test_no_mirror_signs_beside_a_witness_that_answers(tmp_path, owner, home):
+    policy = WitnessPolicy(f"log {owner.keys[0].to_text()}\nquorum none\n")
+    (tmp_path / "policy").write_text(f"log {owner.keys[0].to_text()}\nquorum none\n")
+    publish_head(tmp_path / "p", history_of(*"abc"), owner, policy)
+
+    with Witness(home), pytest.raises(AuditLogError, match="another process is this witness"):
+        mirror_log(home, str(tmp_path / "p"), tmp_path / "copy", policy=tmp_path / "policy")
+
+
+def test_a_clock_that_was_put_back_accuses_neither_an_honest_witness_nor_an_honest_log(tmp_path, owner, home):
+    policy = WitnessPolicy(f"log {owner.keys[0].to_text()}\nquorum none\n")
+    heads, published = [], []
+    for now, lines in ((5_000.0, "ab"), (100.0, "abcd")):
+        history = history_of(*lines)
+        published.append(publish_head(tmp_path / "p", history, owner, policy, lambda now=now: now).signed)
+        with Witness(home, unix_time=lambda now=now: now) as witness:
+            answer = ask(witness, signed_head(owner, history), history, len(lines) - 2)
+            heads.append(cosigned(signed_head(owner, history), answer))
+
+    for first, second in (heads, published):
+        assert compare_histories((first, None), (second, None)).judge_signers(witness.signer.keys) == []
+        assert compare_histories((first, None), (second, None)).judge_signers(owner.keys) == []
+
+
+def test_a_log_that_lies_often_leaves_room_for_the_conflicts_of_others(home, owner):
+    other = CheckpointSigner("phalanx/4567", owner.ed25519_key, None, is_log=True)
+    add_log(home, other.keys)
+    with Witness(home) as witness:
+        for signer, count in ((owner, 20), (other, 1)):
+            honest = history_of(*"ab")
+            assert ask(witness, signed_head(signer, honest), honest, 0).status == 200
+            for number in range(count):
+                lie = history_of("a", f"x{number}")
+                assert ask(witness, signed_head(signer, lie), lie, 2).status == 422
+
+    assert len(list((home / "conflicts").iterdir())) == 16 + 1
 
 
 def test_tiles_of_a_large_tree_are_named_as_the_specification_has_them():

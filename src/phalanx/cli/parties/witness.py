@@ -42,7 +42,7 @@ witness_app.command(
     "Example: phalanx witness compare fork.json --policy policy",
 )(compare_logs)
 witness_app.command(
-    "mirror", epilog="Example: phalanx witness mirror w1 https://owner.example.org/first copy --policy policy"
+    "mirror", epilog="Example: phalanx witness mirror m1 https://owner.example.org/first copy --policy policy"
 )(mirror_log)
 
 

@@ -148,12 +148,15 @@ def mirror_log(
     policy: Policy,
 ) -> Answer:
     """Copy a published log as a whole, where it continues the copy, and sign its head as one that is stored here."""
-    from phalanx.security.witness import WitnessPolicy, load_witness, mirror_history, replace_synced, write_tiles
+    from phalanx.security.witness import Witness, WitnessPolicy, mirror_history, replace_synced, write_tiles
 
-    signer = load_witness(home)
-    signed, history = mirror_history(source, copy, [log.key for log in WitnessPolicy.from_file(policy).logs])
-    num_files = write_tiles(copy, history, len(history.entries))
-    signed = signed.with_signatures(signer.sign_checkpoint(signed.checkpoint, int(time.time())))
+    keys = [log.key for log in WitnessPolicy.from_file(policy).logs]
+    # whoever signs by these keys remembers it in one place: a mirror signs nothing that the witness would not
+    with Witness(home, unix_time=time.time) as witness:
+        signed, history = mirror_history(source, copy, keys)
+        witness.check_history(signed, history)
+        num_files = write_tiles(copy, history, len(history.entries))
+        signed = witness.cosign_history(signed, history, keys)
     replace_synced(copy / "checkpoint", signed.to_bytes())
     print_line(f"{copy}: {len(history.entries)} entries of {signed.checkpoint.origin}")
     return Answer({"copy": copy, "entries": len(history.entries), "files": num_files})

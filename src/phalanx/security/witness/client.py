@@ -77,7 +77,9 @@ def publish_head(
     checkpoint = LogCheckpoint(signer.name, history.tree.head_at(len(history.tree)))
     for memory in (_SIGNED, CHECKPOINT):
         _check_continues(directory / memory, checkpoint, history)
-    signed = SignedCheckpoint(checkpoint, tuple(signer.sign_checkpoint(checkpoint, max(1, int(unix_time())))))
+    # a clock that was put back must not accuse the log
+    moment = max(1, int(unix_time()), _last_time(directory / _SIGNED, signer))
+    signed = SignedCheckpoint(checkpoint, tuple(signer.sign_checkpoint(checkpoint, moment)))
     num_files = write_tiles(directory, history, checkpoint.head.size)
     # what was signed must be remembered before anybody sees it
     _write_note(directory / _SIGNED, signed)
@@ -88,6 +90,11 @@ def publish_head(
         for line in report.cosignatures:
             _write_note(directory / _COSIGNED / line.key_id.hex(), signed)
     return Publication(signed, tuple(reports), policy.judge_checkpoint(signed).has_quorum, num_files)
+
+
+def _last_time(path: Path, signer: CheckpointSigner) -> int:
+    """Return the time of the last head that this log signed; 0 before the first."""
+    return max(read_checkpoint(str(path)).check_signatures(signer.keys).values(), default=0) if path.exists() else 0
 
 
 def _write_note(path: Path, signed: SignedCheckpoint) -> None:

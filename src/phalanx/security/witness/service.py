@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,13 +21,14 @@ from phalanx.security.crypto.ml_dsa import ML_DSA_KEY, load_ml_dsa_key, make_ml_
 from phalanx.security.witness.notes import (
     CheckpointSigner,
     NoteKey,
+    NoteSignature,
     SignatureKind,
     SignedCheckpoint,
     check_key_name,
     decode_hash,
     parse_decimal,
 )
-from phalanx.security.witness.published import replace_synced
+from phalanx.security.witness.published import HistoryCopy, replace_synced
 from phalanx.security.witness.tree import EMPTY_ROOT, MAX_PROOF_HASHES, TreeHead, check_consistency
 
 MAX_REQUEST_BYTES = 512 * 1024
@@ -148,10 +149,10 @@ class Witness(Closeable):
     def _cosign_next(
         self, old_size: int, path: list[bytes], signed: SignedCheckpoint, keys: list[NoteKey]
     ) -> WitnessAnswer:
-        head, file = signed.checkpoint.head, self._home / "heads" / _origin_hash(signed.checkpoint.origin)
+        head, file = signed.checkpoint.head, self._memory_of(signed)
         try:
-            last = SignedCheckpoint.from_bytes(file.read_bytes()).checkpoint.head if file.exists() else _EMPTY
-        except AuditLogError:
+            last, last_time = self._read_memory(file)
+        except (AuditLogError, SignatureError):
             # without its memory a witness must not sign
             return WitnessAnswer(500, b"the memory of this witness cannot be read\n")
         if old_size != last.size:
@@ -162,17 +163,63 @@ class Witness(Closeable):
             if head.size == last.size:
                 self._keep_conflict(file.name, signed)
             return WitnessAnswer(422, f"{exc}\n".encode())
-        cosignatures = self.signer.sign_checkpoint(signed.checkpoint, max(1, int(self._unix_time())))
+        cosignatures = self._sign_and_remember(file, signed, keys, last_time)
+        return WitnessAnswer(200, "".join(line.to_line() for line in cosignatures).encode())
+
+    def check_history(self, signed: SignedCheckpoint, history: HistoryCopy) -> None:
+        """Return where a head, whose entries are all at hand, continues the last one that was cosigned here.
+
+        Raises:
+            AuditLogError: It does not.
+        """
+        last, head = self._read_memory(self._memory_of(signed))[0], signed.checkpoint.head
+        try:
+            check_consistency(last, head, history.tree.prove_consistency(last.size, head.size))
+        except AuditLogError as exc:
+            raise AuditLogError(
+                f"{self._home}: has cosigned {last.size} entries of {signed.checkpoint.origin!r}; these {head.size} "
+                "do not continue them; nothing is signed"
+            ) from exc
+
+    def cosign_history(
+        self, signed: SignedCheckpoint, history: HistoryCopy, keys: Sequence[NoteKey]
+    ) -> SignedCheckpoint:
+        """Cosign a head whose entries are all stored, as a mirror does; it is remembered as any other.
+
+        Raises:
+            AuditLogError: It does not continue the last one that was cosigned here.
+        """
+        with self._lock:
+            self.check_history(signed, history)
+            file = self._memory_of(signed)
+            return signed.with_signatures(self._sign_and_remember(file, signed, keys, self._read_memory(file)[1]))
+
+    def _memory_of(self, signed: SignedCheckpoint) -> Path:
+        return self._home / "heads" / _origin_hash(signed.checkpoint.origin)
+
+    def _read_memory(self, file: Path) -> tuple[TreeHead, int]:
+        """Return the last head that was cosigned, and the time of that."""
+        if not file.exists():
+            return _EMPTY, 0
+        last = SignedCheckpoint.from_bytes(file.read_bytes())
+        return last.checkpoint.head, max(last.check_signatures(self.signer.keys).values(), default=0)
+
+    def _sign_and_remember(
+        self, file: Path, signed: SignedCheckpoint, keys: Sequence[NoteKey], last_time: int
+    ) -> list[NoteSignature]:
+        # of two heads the larger one has no earlier time, also where somebody has put back the clock: it would accuse
+        time = max(1, int(self._unix_time()), last_time)
+        cosignatures = self.signer.sign_checkpoint(signed.checkpoint, time)
         checked = {(key.name, key.key_id) for key in keys}
         lines = tuple(line for line in signed.signatures if (line.name, line.key_id) in checked)
         replace_synced(file, SignedCheckpoint(signed.checkpoint, (*lines, *cosignatures)).to_bytes())
-        return WitnessAnswer(200, "".join(line.to_line() for line in cosignatures).encode())
+        return cosignatures
 
     def _keep_conflict(self, origin_hash: str, signed: SignedCheckpoint) -> None:
         """Store a head of the size of the last one with another root: both signatures prove two histories."""
         directory = self._home / "conflicts"
         name = f"{origin_hash}-{signed.checkpoint.head.size}-{signed.checkpoint.head.root.hex()[:16]}"
-        if not directory.exists() or len(list(directory.iterdir())) < _MAX_CONFLICTS:
+        if len(list(directory.glob(f"{origin_hash}-*"))) < _MAX_CONFLICTS:
             replace_synced(directory / name, signed.to_bytes())
 
     def _log_keys(self, origin: str) -> list[NoteKey]:

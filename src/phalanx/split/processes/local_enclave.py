@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from phalanx.child import PythonProcess
+from phalanx.child import PythonProcess, request_stacks
 from phalanx.config import StrictModel, dump_toml
 from phalanx.errors import PeerLostError
 from phalanx.models import ModelConfig
@@ -16,6 +16,7 @@ from phalanx.split.config import OWNER, SplitConfig
 __all__ = ["OWNER", "EnclaveConfig"]
 
 _LAST_LINES = 3
+_LOG = "enclave.log"
 COMMAND = ("phalanx", "enclave", "local")
 
 
@@ -34,12 +35,12 @@ class LocalEnclave:
         self._process: PythonProcess | None = None
 
     def start(self) -> None:
-        """Start it; its output goes to ``enclave.log``."""
+        """Start it; its output, and the stacks of one that has to be killed, go to ``enclave.log``."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / "enclave.toml"
         path.write_text(dump_toml(self._config), encoding="utf-8")
         threads = {"OMP_NUM_THREADS": str(self._threads)}
-        self._process = PythonProcess((*self._command, str(path)), threads, self._directory / "enclave.log", renew=True)
+        self._process = PythonProcess((*self._command, str(path)), threads, self._directory / _LOG, renew=True)
 
     @property
     def process_id(self) -> int | None:
@@ -62,6 +63,8 @@ class LocalEnclave:
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
+            if self._process.poll() is None:
+                request_stacks(self._process.pid, self._directory / _LOG)
             self._process.kill()
 
 

@@ -14,6 +14,7 @@ from phalanx.errors import IsolationError, PeerLostError
 from phalanx.models import open_model
 from phalanx.security.crypto import Identity
 from phalanx.split.channel.frame_pipe import FramePipe
+from phalanx.split.config import OWNER
 from phalanx.split.processes.arrivals import Arrivals, PipeRelay
 from phalanx.split.processes.confined import ConfinedEnclave
 from phalanx.split.processes.local_enclave import EnclaveConfig
@@ -66,7 +67,8 @@ class EnclaveHost:
         place, arrivals = self._place, Arrivals(self._place.parties, self._say)
         session = f"{place.run}-{secrets.token_hex(8)}"
         with contextlib.ExitStack() as stack:
-            wire = GrpcWire(place.identity, place.transport)
+            # of itself an enclave says nothing: where it computes may depend on what it hides
+            wire = GrpcWire(place.identity, place.transport, passes_stacks_to=OWNER)
             stack.callback(wire.close)
             wire.name_of, wire.awaited, wire.admit = arrivals.name_of, arrivals.missing_parties, check_caller
             self._say(f"listening on {wire.address} for {', '.join(place.parties)}")

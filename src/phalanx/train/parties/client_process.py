@@ -100,6 +100,7 @@ class ClientProcess:
             client.join_timeout_s,
             client.advertise,
             self._tell,
+            stacks_for=ENCLAVE,
         )
         with call_enclave(call) as called:
             try:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from phalanx.child import PARENT, die_with_parent
+from phalanx.child import PARENT, die_with_parent, write_stacks_on_request
 from phalanx.config import escape_controls
 from phalanx.errors import PhalanxError
 from phalanx.federated.carriers.bridge_site import BridgedSite, serve_bridge
@@ -177,6 +177,8 @@ def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: Run
 
 def main(path: str) -> int:
     """Be the site of a file and return an exit code."""
+    # a site that hangs leaves its place in its log
+    write_stacks_on_request()
     if PARENT in os.environ:
         die_with_parent()
     try:

@@ -25,6 +25,7 @@ class EnclaveCall:
         transport: Listening address of the caller, deadlines and bounds.
         patience_s: Seconds to look for an enclave that does not answer.
         advertise: Host under which the caller is reached; None for the address that leads to the enclave.
+        stacks_for: The one party that may ask for the stacks of the caller; None for nobody.
     """
 
     identity: Identity
@@ -33,6 +34,7 @@ class EnclaveCall:
     patience_s: float
     advertise: str | None = None
     say: Callable[[str], None] = lambda line: None
+    stacks_for: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
     Raises:
         PeerRefusedError: It is another party, or does not let this one in.
     """
-    wire = GrpcWire(call.identity, call.transport)
+    wire = GrpcWire(call.identity, call.transport, stacks_for=call.stacks_for)
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
         address = reachable_address(wire.address, call)

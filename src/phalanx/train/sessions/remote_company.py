@@ -11,6 +11,7 @@ from phalanx.split.roles.remote_lead import RemoteLead
 from phalanx.train.config import SplitRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.enclave_call import EnclaveCall, call_enclave
+from phalanx.train.sessions.remote_stacks import RemoteStacks
 from phalanx.train.sessions.split_cluster import enclave_of, party_of
 
 Say = Callable[[str], None]
@@ -32,7 +33,11 @@ def remote_company(
     tell(f"calling the enclave at {split.remote_enclave} and waiting for {names}, at most {split.step_timeout_s:g} s")
     call = EnclaveCall(home.owner, split.remote_enclave or "", split.transport, split.step_timeout_s, say=tell)
     with call_enclave(call, enclave_of(home)) as called, contextlib.ExitStack() as stack:
-        watch = WaitNotice(split.step_timeout_s, tell)
+        addresses = dict.fromkeys(split.client_names, call.enclave)
+        stacks = RemoteStacks(home.owner, split.transport, home.path, addresses, through=ENCLAVE)
+        stack.enter_context(stacks)
+        stack.push(lambda kind, *_: stacks.ask_after_failure(kind, split.client_names))
+        watch = WaitNotice(split.step_timeout_s, tell, stacks.ask_in_background)
 
         def aside(message: SplitMessage) -> bool:
             return watch.take_waiting(message) or clients(message)
@@ -50,15 +55,18 @@ class WaitNotice:
 
     Args:
         timeout_s: After so long the run ends.
+        ask: Takes the name of each client that a turn waits for.
     """
 
-    def __init__(self, timeout_s: float, tell: Say) -> None:
-        self._timeout_s, self._tell = timeout_s, tell
+    def __init__(self, timeout_s: float, tell: Say, ask: Say) -> None:
+        self._timeout_s, self._tell, self._ask = timeout_s, tell, ask
 
     def take_waiting(self, message: SplitMessage) -> bool:
         """Take word of clients that a turn waits for; False for any other message."""
         if not isinstance(message, ask.AwaitedClients):
             return False
+        for name in message.names:
+            self._ask(name)
         self._tell(
             f"waiting for {', '.join(message.names)}; after {self._timeout_s:g} s (split.step_timeout_s) the run "
             "ends with exit code 4, and --resume continues from the last checkpoint"

@@ -1,4 +1,4 @@
-"""Stacks of workers on other machines: asked for when one is given up or the run fails, for the post-mortem card."""
+"""Stacks of parties on other machines: asked for when one is late or given up or the run fails, for the card."""
 
 import json
 import threading
@@ -18,10 +18,11 @@ _ANSWER_S, _CLOSE_S = 5.0, 10.0
 
 
 class RemoteStacks(Closeable):
-    """Asks remote workers for the stacks of their threads, each once, beside the run and its frames.
+    """Asks remote parties for the stacks of their threads, beside the run and its frames.
 
     Args:
-        addresses: Address of each worker; read when it is asked.
+        addresses: Address at which each party is asked; read then.
+        through: Party at these addresses that asks in place of the owner; None where each answers itself.
 
     Guarantees:
         A run waits for no answer; its end waits until those under way are written, `_CLOSE_S` at most. An answer is a
@@ -29,37 +30,46 @@ class RemoteStacks(Closeable):
     """
 
     def __init__(
-        self, identity: Identity, transport: TransportConfig, run_dir: Path, addresses: Mapping[str, str]
+        self,
+        identity: Identity,
+        transport: TransportConfig,
+        run_dir: Path,
+        addresses: Mapping[str, str],
+        through: str | None = None,
     ) -> None:
-        self._identity, self._transport, self._addresses = identity, transport, addresses
+        self._identity, self._transport, self._addresses, self._through = identity, transport, addresses, through
         self._path = run_dir / STACKS_FILE
         self._path.unlink(missing_ok=True)
-        self._answers: dict[str, object] = {}
+        self._answers: dict[str, dict[str, object]] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._lock = threading.Lock()
 
     def ask_in_background(self, name: str) -> None:
-        """Ask one worker, if nobody has yet."""
-        if name in self._addresses and name not in self._threads:
-            thread = threading.Thread(target=self._ask_worker, args=(name,), name=f"stacks-{name}", daemon=True)
+        """Ask one party, unless a question to it is under way."""
+        before = self._threads.get(name)
+        if name in self._addresses and (before is None or not before.is_alive()):
+            thread = threading.Thread(target=self._ask_party, args=(name,), name=f"stacks-{name}", daemon=True)
             self._threads[name] = thread
             thread.start()
 
     def ask_after_failure(self, kind: type[BaseException] | None, names: Collection[str]) -> None:
-        """Ask workers where the run ends with an error; nobody is asked where a person has ended it."""
+        """Ask parties where the run ends with an error; nobody is asked where a person has ended it."""
         if kind is not None and issubclass(kind, Exception):
             for name in names:
                 self.ask_in_background(name)
 
-    def _ask_worker(self, name: str) -> None:
-        answer: object
+    def _ask_party(self, name: str) -> None:
+        answer: dict[str, object]
         try:
-            stacks = ask_peer_stacks(self._identity, name, self._addresses[name], self._transport, _ANSWER_S)
+            answering, of = (name, "") if self._through is None else (self._through, name)
+            stacks = ask_peer_stacks(self._identity, answering, self._addresses[name], self._transport, _ANSWER_S, of)
             answer = stacks.model_dump(mode="json")
         except PhalanxError as exc:
             answer = {"error": printable_text(str(exc), 200)}
         with self._lock:
-            self._answers[name] = answer
+            # where it stood when it was late says more than that it is gone
+            if "error" not in answer or name not in self._answers:
+                self._answers[name] = answer
             try:
                 replace_file(self._path, json.dumps(self._answers).encode(), 0o600)
             except DiskError:

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from phalanx.child import PythonProcess
+from phalanx.child import PythonProcess, request_stacks
 from phalanx.config import dump_toml
 from phalanx.train.sessions.site_file import SiteFile
 
@@ -55,8 +55,10 @@ class LocalSites:
             process.end_or_kill(_TO_END_S)
 
     def kill_sites(self) -> None:
-        """End them at once."""
-        for process in self._processes.values():
+        """End them at once; those that still run leave the stacks of their threads in their logs."""
+        for site, process in self._processes.items():
+            if process.poll() is None:
+                request_stacks(process.pid, self._directory / f"{site}.log")
             process.kill()
 
     def _start_site(self, site: str) -> None:
