@@ -105,7 +105,7 @@ def one_process(case: Case, cache: Path) -> list[tuple[float, float]]:
 
 class _Island:
     def __init__(self, case: Case, cache: Path) -> None:
-        self.attends, self.steps = case.attends, case.steps
+        self.attends, self.steps, self.parts = case.attends, case.steps, case.router_parts
         source, self.config = source_of(case, cache), optimizer_of(case)
         spec = StageSpec(0, 1, 0, source.num_layers)
         adapter = adapter_of(case)
@@ -113,6 +113,7 @@ class _Island:
             source, spec, adapter=adapter, activation_checkpointing=False, attention="sdpa", seed=0
         )
         add_embedding_noise(self.model, case.noise)
+        self.model.router_share = 1 / self.parts
         self.trained = list(self.model.trainable_parameters().values())
         self.optimizer = _torch_optimizer(self.trained, self.config)
 
@@ -123,14 +124,17 @@ class _Island:
         pattern = CAUSAL if self.attends == "causal" else AttentionPattern(self.attends, **seen)
         if self.model.embedding_noise is not None:
             self.model.embedding_noise.begin_step(0, step)
-        total, count = causal_lm_loss(self.model(ids, pattern), labels)
-        (total / count).backward()
+        total, count = torch.zeros(()), int((labels != IGNORE).sum())
+        for x, y in zip(ids.chunk(self.parts), labels.chunk(self.parts), strict=True):
+            loss, _ = causal_lm_loss(self.model(x, pattern), y)
+            (loss / count).backward()
+            total += loss.detach()
         norm = float(clip_grad_norm_(self.trained, self.config.clip_norm or 1e9))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step, self.steps)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(total.detach()), norm
+        return float(total), norm
 
 
 def _torch_optimizer(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:

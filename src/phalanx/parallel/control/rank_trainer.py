@@ -282,6 +282,9 @@ class RankTrainer:
         """Forward and backward; summed loss of all ranks, norms of islands' gradients, and losses of microbatches."""
         self._losses.clear()
         self._seed_step(step)
+        for part in self._parts:
+            # copies average their gradients, so each weighs its own microbatches
+            part.stage.router_share = self._scale.value / self._recipe.microbatches
         with self.timer.time_phase("compute"):
             own_extras = self._own_extras(without_attention(extras))
             if self._counts_rows:
