@@ -141,7 +141,7 @@ class Case:
     loads: str | None = None
     microbatches: int = MICROBATCHES
     allowed: float = 1e-5
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "bf16_weights"] = "fp32"
     adapted: tuple[str, ...] | None = None
     adapter: Literal["lora", "dora", "rslora", "ptuning", "prompt_encoder"] = "lora"
     attention: str = "sdpa"
@@ -177,6 +177,7 @@ class Case:
         words += [self.adapter, *self.adapted] if self.adapted is not None else []
         words += [self.attends] if self.attends != "causal" else []
         words += [f"noise={self.noise:g}"] if self.noise else []
+        words += [self.precision] if self.precision == "bf16_weights" else []
         words += [f"parts={self.router_parts}"] if self.router_parts > 1 else []
         outer = self.parallel.get("outer")
         if outer is not None:
@@ -352,6 +353,14 @@ SLOW = [
     Case({"dp": 2, "zero": 3}, "adamw", "llama", precision="bf16", allowed=2e-2),
     Case({"tp": 2, "pp": 2}, precision="fp16", allowed=2e-2),
     Case({"dp": 2, "zero": 3}, "adamw", precision="fp16", allowed=2e-2),
+    *(
+        Case(layout, "sgd", "llama", precision="bf16_weights", allowed=2e-3)
+        for layout in (
+            {"dp": 2, "zero": 2},
+            {"dp": 2, "zero": 3, "activation_checkpointing": "full"},
+            {"dp": 2, "pp": 2, "zero": 3},
+        )
+    ),
 ]
 
 RING = [
@@ -460,7 +469,7 @@ MIXTURES = [
             {},
             {"dp": 2},
             {"dp": 2, "zero": 1},
-            {"dp": 2, "zero": 2, "activation_checkpointing": "selective"},
+            {"dp": 2, "zero": 2},
             {"dp": 2, "zero": 3, "activation_checkpointing": "full"},
             {"pp": 2},
             {"dp": 2, "pp": 2, "schedule": "interleaved"},

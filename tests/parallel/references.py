@@ -22,6 +22,7 @@ from phalanx.models import (
     build_stage,
     open_model,
 )
+from phalanx.models.master_weights import keep_masters
 from phalanx.objectives import causal_lm_loss
 from phalanx.optimizers import OptimizerConfig, learning_rate
 
@@ -113,6 +114,8 @@ class _Island:
             source, spec, adapter=adapter, activation_checkpointing=False, attention="sdpa", seed=0
         )
         add_embedding_noise(self.model, case.noise)
+        if case.precision == "bf16_weights":
+            keep_masters(self.model)
         self.model.router_share = 1 / self.parts
         self.trained = list(self.model.trainable_parameters().values())
         self.optimizer = _torch_optimizer(self.trained, self.config)
@@ -129,6 +132,9 @@ class _Island:
             loss, _ = causal_lm_loss(self.model(x, pattern), y)
             (loss / count).backward()
             total += loss.detach()
+            for name, parameter in self.model.computing.items():
+                master, wide = self.model.masters[name], parameter.grad.float()
+                master.grad, parameter.grad = wide if master.grad is None else master.grad + wide, None
         norm = float(clip_grad_norm_(self.trained, self.config.clip_norm or 1e9))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step, self.steps)

@@ -56,6 +56,12 @@ def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
 
 def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> Iterator[str]:
     yield from _about_the_model(config, hub_config, load)
+    selective = config.activation_checkpointing == "selective" and config.zero >= SHARED_GRADIENTS
+    if hub_config.get("output_router_logits") and selective:
+        yield (
+            f'output_router_logits = true: zero={config.zero} with activation_checkpointing = "selective" cannot '
+            'compute the loss of a router again behind its block; take "full" or "none", or zero 0 or 1'
+        )
     if config.sequence_parallel and FAMILIES[str(hub_config["model_type"])].experts is not None:
         yield (
             "sequence_parallel = true: routers choose experts for whole sequences, which ranks would have parts of; "

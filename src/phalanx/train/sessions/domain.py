@@ -68,8 +68,7 @@ def recipe_of(run: RankedRun, parallel: ParallelConfig, source: ModelSource) -> 
         total_steps=run.train.steps,
         seed=run.train.seed,
         attention=run.model.attention,
-        # masters are refused with the run file
-        precision="bf16" if run.train.precision == "bf16_weights" else run.train.precision,
+        precision=run.train.precision,
         adapter=run.model.sliced_adapter,
         objective=run.learned_objective,
         attends=attention_kind(run, source),
