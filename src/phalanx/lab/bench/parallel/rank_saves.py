@@ -122,13 +122,16 @@ class _SavingRank:
             pass
 
     def _save_pieces(self, directory: Path) -> None:
-        folder = [str(make_folder(directory)) if self._rank == 0 else None]
-        dist.broadcast_object_list(folder, src=0)
+        if self._rank == 0:
+            make_folder(directory)
+        dist.barrier()
+        # the only one, which every rank sees
+        (folder,) = directory.iterdir()
         self._saver.copy_contribution()
         if self._rank == 0:
-            self._write_checkpoint(directory, self._saver.gather_pieces(Path(str(folder[0])), _STEPS))
+            self._write_checkpoint(directory, self._saver.gather_pieces(folder, _STEPS))
             return
-        self._saver.begin_writing(Path(str(folder[0])), _STEPS)
+        self._saver.begin_writing(folder, _STEPS)
         self._saver.wait_until_sent()
 
     def _write_checkpoint(self, directory: Path, shards: Any) -> None:
