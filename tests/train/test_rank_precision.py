@@ -74,7 +74,7 @@ def test_copies_that_keep_all_parameters_are_refused_bf16_weights(read, layout, 
     ("sections", "named"),
     [
         ("[parallel]\ndp = 2\n[deepspeed]\n", r"\[deepspeed\] adds no losses"),
-        ("[parallel]\ndp = 2\n[privacy]\nnoise_multiplier = 1.0\ndelta = 1e-3\n", r"\[privacy\] adds no losses"),
+        ("[parallel]\ndp = 2\n[privacy]\nepsilon = 8.0\ndelta = 1e-3\nclip_norm = 1.0\n", r"\[privacy\] adds no losses"),
     ],
 )
 def test_losses_of_routers_are_refused_where_nothing_adds_them(read, tmp_path, sections, named):
