@@ -116,29 +116,21 @@ def test_adapters_of_a_run_file_are_all_that_is_trained(capsys: pytest.CaptureFi
 def test_parties_of_several_ranks_are_planned_stage_by_stage(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    stages = "\n[guard]\nclasses = 'mixed'\n[pipeline]\nstages = 4\n"
+    stages = RUN.replace("batch_size = 8", "batch_size = 16") + "\n[guard]\nclasses = 'mixed'\n[pipeline]\nstages = 4\n"
     layouts = "layout = { dp = 2, zero = 2 }\nlayouts = { worker-2 = { tp = 4 } }\n"
 
-    answer = planned(capsys, tmp_path, RUN + stages + layouts, "--set", "train.microbatches=4")
-    plain = planned(capsys, tmp_path, RUN + stages, "--set", "train.microbatches=4")
+    plain = planned(capsys, tmp_path, stages, "--gpus", "2")
+    answer = planned(capsys, tmp_path, stages + layouts, "--gpus", "2")
 
     rows = answer["parties"]["rows"]
-    assert [(row["party"], row["ranks"]) for row in rows] == [
-        ("owner", 1),
-        ("worker-1", 2),
-        ("worker-2", 4),
-        ("owner", 1),
-    ]
+    parties = [("owner", 1), ("worker-1", 2), ("worker-2", 4), ("owner", 1)]
+    assert [(row["party"], row["ranks"]) for row in rows] == parties
     assert (rows[1]["dp"], rows[1]["zero"], rows[2]["tp"]) == (2, 2, 4)
-    assert answer["parties"]["tokens_per_s"] * answer["parties"]["step_s"] == pytest.approx(8 * 64)
+    assert answer["parties"]["tokens_per_s"] * answer["parties"]["step_s"] == pytest.approx(16 * 64)
     assert plain["parties"] is None
     # a table for people too, beside the layouts of one domain
-    assert run_command(["plan", str(tmp_path / "run.toml"), "--cluster", "a100-nodes", "--gpus", "1"]) == 0
-    assert "worker-1" not in capsys.readouterr().out
-    (tmp_path / "run.toml").write_text(RUN + stages + layouts)
-    question = ["plan", str(tmp_path / "run.toml"), "--cluster", "a100-nodes", "--gpus", "1"]
-    assert run_command([*question, "--set", "train.microbatches=4"]) == 0
-    assert "worker-1" in capsys.readouterr().out
+    assert run_command(["plan", str(tmp_path / "run.toml"), "--cluster", "a100-nodes", "--gpus", "2"]) == 0
+    assert "worker-2" in capsys.readouterr().out
 
 
 def test_islands_of_a_run_file_are_planned_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
