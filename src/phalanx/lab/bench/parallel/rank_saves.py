@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from phalanx.checkpoint import Retention, Shard, make_folder, open_checkpoint, save_checkpoint, step_directory
 from phalanx.config import StrictModel, digest_config
@@ -139,7 +139,7 @@ class _SavingRank:
         save_checkpoint(directory, _STEPS, shards, facts, sign=self._identity, retention=Retention(1))
 
     def _save_by_dcp(self, directory: Path) -> None:
-        dcp.save(self._state_by_key(), checkpoint_id=directory)
+        state_dict_saver.save(self._state_by_key(), checkpoint_id=directory)
 
     def _load_checkpoint(self, directory: Path) -> None:
         checkpoint = None
@@ -153,7 +153,7 @@ class _SavingRank:
             self._member.load_stage(_STEPS, stage, tensors)
 
     def _load_by_dcp(self, directory: Path) -> None:
-        dcp.load(self._state_by_key(), checkpoint_id=directory)
+        state_dict_loader.load(self._state_by_key(), checkpoint_id=directory)
 
     def _state_by_key(self) -> dict[str, Tensor]:
         keys = [name for stage in self._member.state_catalogue() for name, _ in stage]
@@ -162,7 +162,7 @@ class _SavingRank:
     def _digest_state(self) -> str:
         digest = hashlib.sha256()
         for _, _, value in self._member.held_state():
-            digest.update(memoryview(local_slice(value).detach().contiguous().numpy()).cast("B"))
+            digest.update(local_slice(value).detach().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     @torch.no_grad()
