@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.lab.bench.alone.sharded_saves import measure_saves
+from phalanx.lab.bench.parallel.sharded_saves import measure_saves
 from phalanx.lab.bench.parallel.rank_saves import DCP, PIECES, RANK0
 
 

@@ -96,7 +96,7 @@ def expert_hook(group: Group, num_experts: int) -> Callable[[nn.Module, tuple[An
     The others get the number behind the last expert, for which transformers computes nothing, and no weight.
 
     Args:
-        num_experts: Experts of each rank.
+        num_experts: Number of experts that each rank has, the same for all.
     """
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:

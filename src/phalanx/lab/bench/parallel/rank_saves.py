@@ -43,7 +43,7 @@ class SaveSpec(StrictModel):
     """The state that ranks save: that of a run after one step.
 
     Attributes:
-        cache: Directory of models.
+        cache: Directory in which the model is kept between calls.
         measures_memory: Freed memory goes back at once, so that peaks count living tensors alone; it costs time.
     """
 

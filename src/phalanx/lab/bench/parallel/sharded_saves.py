@@ -1,6 +1,6 @@
 """A bench of saves: pieces of ranks beside a save through rank 0 and torch's distributed checkpoint (DCP).
 
-``python -m phalanx.lab.bench.alone.sharded_saves OUT.json [--ranks 2] [--layers 14] [--width 768] [--rounds 7]``
+``python -m phalanx.lab.bench.parallel.sharded_saves OUT.json [--ranks 2] [--layers 14] [--width 768] [--rounds 7]``
 
 Ranks of ZeRO 3 save the same state (weights and both moments in float32) to one disk and restore it, a way after the
 other in turns. All ways force their files to disk. The first two hash and sign what they write and check it on the way
