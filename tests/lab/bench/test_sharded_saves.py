@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.lab.bench.parallel.sharded_saves import measure_saves
 from phalanx.lab.bench.parallel.rank_saves import DCP, PIECES, RANK0
+from phalanx.lab.bench.parallel.sharded_saves import measure_saves
 
 
 def test_every_way_restores_what_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
