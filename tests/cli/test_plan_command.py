@@ -113,24 +113,24 @@ def test_adapters_of_a_run_file_are_all_that_is_trained(capsys: pytest.CaptureFi
     assert thin["model"]["flops_per_token"] < full["model"]["flops_per_token"]
 
 
-@pytest.mark.parametrize(
-    ("layouts", "key"),
-    [("layout = { dp = 2, zero = 2 }", "layout"), ("layouts = { worker-1 = { tp = 2 } }", "layouts")],
-)
-def test_a_party_of_several_ranks_is_refused_by_name_and_planned_without_them(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, layouts: str, key: str
+def test_parties_of_several_ranks_are_planned_stage_by_stage(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text(f"{RUN}\n[guard]\nclasses = 'mixed'\n[pipeline]\nstages = 4\n{layouts}\n", encoding="utf-8")
-    question = ["plan", str(file), "--cluster", "a100-nodes", "--gpus", "1"]
+    stages = RUN.replace("batch_size = 8", "batch_size = 16") + "\n[guard]\nclasses = 'mixed'\n[pipeline]\nstages = 4\n"
+    layouts = "layout = { dp = 2, zero = 2 }\nlayouts = { worker-2 = { tp = 4 } }\n"
 
-    assert run_command([*question, "--out", str(tmp_path / "best.toml")]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"pipeline.{key}: phalanx plan cannot estimate a party of several ranks" in said
-    assert f"--unset pipeline.{key}" in said
-    assert not (tmp_path / "best.toml").exists()
+    plain = planned(capsys, tmp_path, stages, "--gpus", "2")
+    answer = planned(capsys, tmp_path, stages + layouts, "--gpus", "2")
 
-    assert run_command([*question, "--unset", f"pipeline.{key}"]) == 0
+    rows = answer["parties"]["rows"]
+    parties = [("owner", 1), ("worker-1", 2), ("worker-2", 4), ("owner", 1)]
+    assert [(row["party"], row["ranks"]) for row in rows] == parties
+    assert (rows[1]["dp"], rows[1]["zero"], rows[2]["tp"]) == (2, 2, 4)
+    assert answer["parties"]["tokens_per_s"] * answer["parties"]["step_s"] == pytest.approx(16 * 64)
+    assert plain["parties"] is None
+    # a table for people too, beside the layouts of one domain
+    assert run_command(["plan", str(tmp_path / "run.toml"), "--cluster", "a100-nodes", "--gpus", "2"]) == 0
+    assert "worker-2" in capsys.readouterr().out
 
 
 def test_islands_of_a_run_file_are_planned_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

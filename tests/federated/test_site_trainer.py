@@ -12,6 +12,7 @@ from phalanx.errors import CheckpointError, ConfigError, FailedBatchError
 from phalanx.federated.algorithms import ALGORITHMS, PlainRule
 from phalanx.federated.site_trainer import Learning, SiteData, SiteSchedule, SiteTrainer, WholeModel
 from phalanx.models import LoraConfig, ModelConfig, open_model
+from phalanx.objectives import causal_lm_loss
 from phalanx.optimizers import OptimizerConfig
 
 SGD = OptimizerConfig(kind="sgd", lr=0.1, momentum=0.0, weight_decay=0.0, clip_norm=None, schedule="constant")
@@ -27,6 +28,24 @@ ARCHITECTURE = {
     "attn_pdrop": 0.0,
     "bos_token_id": 0,
     "eos_token_id": 0,
+}
+
+
+MIXTURE = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 8,
+    "pad_token_id": None,
+    "router_aux_loss_coef": 0.5,
 }
 
 
@@ -207,3 +226,30 @@ def test_patterns_that_mean_nothing_or_everything_are_refused(source, patterns, 
 def test_personal_weights_without_a_place_are_refused(source):
     with pytest.raises(ConfigError, match="no directory for its personal weights"):
         trainer_of(personal_model(source), "site-0", (0, 3), 4)
+
+
+def gradients_of_routers(cache, *, asked: bool, share: float = 0.0):
+    """Those of a site's step of two microbatches; and by the model itself, with a share of each microbatch."""
+    architecture = MIXTURE | {"output_router_logits": asked}
+    config = ModelConfig(from_scratch=True, architecture=architecture)
+    source = open_model(config, cache, 3)
+    model, batch = WholeModel(source, config, 3, Learning(), frozen_a=False), Rows().train_batch(range(4))
+    site = model.compute_gradient(batch, 2)[0]
+    stage = model.torch_module
+    stage.router_share = share
+    for part in batch.split_microbatches(2):
+        (causal_lm_loss(stage(part.input_ids), part.labels)[0] / batch.labels.numel()).backward()
+    return [
+        {name: gradients[name] for name in gradients if name.endswith("mlp.gate.weight")}
+        for gradients in (site, model.take_gradients())
+    ]
+
+
+def test_routers_of_a_site_learn_their_own_losses(tmp_path):
+    site, expected = gradients_of_routers(tmp_path, asked=True, share=1 / 2)
+    _, plain = gradients_of_routers(tmp_path, asked=False)
+
+    assert len(site) == 2
+    for name, gradient in site.items():
+        assert torch.allclose(gradient, expected[name], rtol=1e-5, atol=1e-7)
+        assert not torch.allclose(gradient, plain[name], rtol=1e-2, atol=1e-4)

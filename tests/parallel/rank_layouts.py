@@ -99,7 +99,12 @@ _SIZES["qwen3_moe"] = _SIZES["llama"] | {
     "norm_topk_prob": True,
     "pad_token_id": None,
 }
-_NO_DROPOUT["qwen3_moe"] = ("attention_dropout",)
+_NO_DROPOUT["qwen3_moe"] = _NO_DROPOUT["balanced"] = ("attention_dropout",)
+_SIZES["balanced"] = _SIZES["qwen3_moe"] | {
+    "model_type": "qwen3_moe",
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.5,
+}
 for _mixture in ("flex_olmo", "mixtral", "olmoe", "qwen2_moe"):
     _SIZES[_mixture] = {key: value for key, value in _SIZES["qwen3_moe"].items() if key != "head_dim"}
     _NO_DROPOUT[_mixture] = ("attention_dropout",)
@@ -136,7 +141,7 @@ class Case:
     loads: str | None = None
     microbatches: int = MICROBATCHES
     allowed: float = 1e-5
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "bf16_weights"] = "fp32"
     adapted: tuple[str, ...] | None = None
     adapter: Literal["lora", "dora", "rslora", "ptuning", "prompt_encoder"] = "lora"
     attention: str = "sdpa"
@@ -172,10 +177,18 @@ class Case:
         words += [self.adapter, *self.adapted] if self.adapted is not None else []
         words += [self.attends] if self.attends != "causal" else []
         words += [f"noise={self.noise:g}"] if self.noise else []
+        words += [self.precision] if self.precision == "bf16_weights" else []
+        words += [f"parts={self.router_parts}"] if self.router_parts > 1 else []
         outer = self.parallel.get("outer")
         if outer is not None:
             words.append(f"islands={self.islands} {sorted((k, v) for k, v in outer.items() if k not in _NOT_MATHS)}")
         return " ".join(words)
+
+    @property
+    def router_parts(self) -> int:
+        """In how many parts an island's rows pass the routers, whose losses are of a part each; 1 without losses."""
+        copies = self.parallel.get("dp", 1) // self.islands
+        return copies * self.microbatches if _SIZES[self.family].get("output_router_logits") else 1
 
     @property
     def islands(self) -> int:
@@ -212,6 +225,7 @@ _QUICK = [
     sgd(dp=2, pp=2, schedule="zero-bubble"),
     sgd(pp=2, schedule="interleaved"),
     adapter("llama", kind="dora", tp=2, pp=2),
+    sgd("balanced", dp=2, zero=3),
 ]
 _SECOND = [
     adamw(dp=2, zero=1),
@@ -339,6 +353,14 @@ SLOW = [
     Case({"dp": 2, "zero": 3}, "adamw", "llama", precision="bf16", allowed=2e-2),
     Case({"tp": 2, "pp": 2}, precision="fp16", allowed=2e-2),
     Case({"dp": 2, "zero": 3}, "adamw", precision="fp16", allowed=2e-2),
+    *(
+        Case(layout, "sgd", "llama", precision="bf16_weights", allowed=2e-3)
+        for layout in (
+            {"dp": 2, "zero": 2},
+            {"dp": 2, "zero": 3, "activation_checkpointing": "full"},
+            {"dp": 2, "pp": 2, "zero": 3},
+        )
+    ),
 ]
 
 RING = [
@@ -411,6 +433,8 @@ def why_refused(family: str, parallel: dict[str, Any]) -> str | None:
     for axis in ("tp", "cp"):
         if parallel.get(axis, 1) > 1 and axis not in FAMILIES[family].shared_axes:
             return rf"parallel: {axis}=2: ranks cannot share a block of {family} yet; set {axis} to 1, raise dp or pp"
+    if parallel.get("sequence_parallel") and FAMILIES[family].experts is not None:
+        return r"parallel: sequence_parallel = true: routers choose experts for whole sequences"
     if parallel.get("zero", 0) >= 2 and family == "t5":
         return rf"parallel: zero={parallel['zero']}: all blocks of t5 read .*; set zero to 0 or 1"
     if parallel.get("schedule") == "zero-bubble" and family == "t5":
@@ -434,7 +458,30 @@ FURTHER = [
     for parallel in LAYOUTS
     if why_refused(family, parallel) is None
 ]
-"""Side by side, with experts, encoders, and one with a decoder: none has an axis beside dp, pp and ZeRO."""
+"""Side by side, with experts, encoders, and one with a decoder: none has cp."""
+
+MIXTURES = [
+    *(replace(sgd(family, tp=2), steps=STEPS // 2) for family in ("mixtral", "qwen2_moe")),
+    replace(sgd("qwen3_moe", dp=2, tp=2, zero=3), steps=STEPS // 2, microbatches=2),
+    *(
+        replace(sgd("balanced", **parallel), steps=STEPS // 2, microbatches=2)
+        for parallel in (
+            {},
+            {"dp": 2},
+            {"dp": 2, "zero": 1},
+            {"dp": 2, "zero": 2},
+            {"dp": 2, "zero": 3, "activation_checkpointing": "full"},
+            {"pp": 2},
+            {"dp": 2, "pp": 2, "schedule": "interleaved"},
+            {"pp": 2, "schedule": "zero-bubble"},
+            {"dp": 4, "outer": {**_JOINED, "islands": 2}},
+            {"tp": 2, "activation_checkpointing": "selective"},
+            {"tp": 2, "pp": 2},
+        )
+    ),
+]
+"""Ranks that have some of the experts each; and routers that learn losses of their own, of each microbatch of each
+copy."""
 
 COMPILED = [
     sgd(dp=2, compile=True),

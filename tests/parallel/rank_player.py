@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from forks import fork_ranks
-from rank_layouts import BATCH, COMPILED, FAST, FURTHER, LARGE, PLANNED, RING, SECOND, SLOW, TOKENS, Case
+from rank_layouts import BATCH, COMPILED, FAST, FURTHER, LARGE, MIXTURES, PLANNED, RING, SECOND, SLOW, TOKENS, Case
 from references import adapter_of, batch_of, one_process, optimizer_of, seen_of, source_of
 from safetensors.torch import load_file, save_file
 
@@ -25,6 +25,7 @@ TABLES = {
     "compiled": COMPILED,
     "planned": PLANNED,
     "further": FURTHER,
+    "mixtures": MIXTURES,
 }
 
 

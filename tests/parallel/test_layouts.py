@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_layouts import COMPILED, FAST, FURTHER, LARGE, PLANNED, RING, SECOND, SLOW, Case
+from rank_layouts import COMPILED, FAST, FURTHER, LARGE, MIXTURES, PLANNED, RING, SECOND, SLOW, Case
 
 from machine_patience import patience_s
 from phalanx.planner.model.families import FAMILIES
@@ -56,6 +56,11 @@ def planned(tmp_path_factory):
 @pytest.fixture(scope="session")
 def further(tmp_path_factory):
     return run_table("further", tmp_path_factory.mktemp("further"))
+
+
+@pytest.fixture(scope="session")
+def mixtures(tmp_path_factory):
+    return run_table("mixtures", tmp_path_factory.mktemp("mixtures"))
 
 
 @pytest.fixture(scope="session")
@@ -180,9 +185,21 @@ def test_experts_encoders_and_side_by_side_give_the_curve_of_one_process(further
     check(further, FURTHER, case)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENT_S)
+@pytest.mark.xdist_group("layouts of mixtures")
+@pytest.mark.parametrize("case", MIXTURES, ids=[case.name for case in MIXTURES])
+def test_shared_experts_and_losses_of_routers_give_the_curve_of_one_process(mixtures, case):
+    check(mixtures, MIXTURES, case)
+
+
 @pytest.mark.parametrize("axis", ["tp", "cp"])
 def test_every_family_whose_blocks_ranks_share_is_compared_with_one_rank(axis):
-    compared = {case.family for case in [*FAST, *SECOND, *SLOW, *RING, *PLANNED] if case.parallel.get(axis, 1) > 1}
+    compared = {
+        case.family
+        for case in [*FAST, *SECOND, *SLOW, *RING, *PLANNED, *FURTHER, *MIXTURES]
+        if case.parallel.get(axis, 1) > 1
+    }
 
     assert compared >= {name for name, facts in FAMILIES.items() if axis in facts.shared_axes}
 

@@ -38,6 +38,11 @@ def check(family="gpt2", load=None, **parallel):
         ),
         ({"family": "t5", "dp": 2, "zero": 2}, "all blocks of t5 read what its first one learns"),
         ({"family": "t5", "tp": 2}, "nearest that works is "),
+        ({"family": "balanced", "dp": 2, "compile": True}, "losses of routers are read between the parts of a block"),
+        *(
+            ({"family": "balanced", "dp": 2, "zero": zero, "activation_checkpointing": "selective"}, "loss of a router")
+            for zero in (2, 3)
+        ),
         ({"family": "t5", "cp": 2}, "nearest that works is "),
         ({"family": "odd", "cp": 2}, "does not divide 3 attention heads.*nearest that works is cp=2 context=ring$"),
     ],

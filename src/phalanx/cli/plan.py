@@ -75,7 +75,7 @@ def plan(
     """
     from phalanx.cli.planning.answer import planned_cluster, print_plan
     from phalanx.cli.planning.guard import guard_of
-    from phalanx.cli.planning.run_file import question_from_run
+    from phalanx.cli.planning.run_file import parties_from_run, print_parties, question_from_run
     from phalanx.cli.planning.split import is_of_split, propose_cut, split_question
     from phalanx.planner.search.answer import answer_question
     from phalanx.planner.search.question import about_model
@@ -120,7 +120,8 @@ def plan(
 
         write_plan(html, answer)
     guarded = None if run_file is None else guard_of(run_file, overrides, question.shape)
-    facts = answer.as_json() | (guarded.as_json() if guarded else {})
+    shared = None if run_file is None else parties_from_run(run_file, overrides, question)
+    facts = answer.as_json() | (guarded.as_json() if guarded else {}) | {"parties": shared and shared.as_json()}
     try:
         best = answer.require_best()
     except ConfigError as exc:
@@ -128,4 +129,6 @@ def plan(
     if out is not None:
         write_run(out, data, best)
     print_plan(answer, html, out, guarded)
+    if shared is not None:
+        print_parties(shared)
     return Answer(facts)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phalanx.data import IGNORE, Batch
 from phalanx.data.batch import ignore_repeats
-from phalanx.errors import AuditLogError, DiskError
+from phalanx.errors import AuditLogError, ConfigError, DiskError
 from phalanx.federated.local import SpentRows
 from phalanx.federated.site_trainer import SiteData, SiteSchedule, StepGradient, WholeModel
 from phalanx.parallel.privacy.row_gradients import RowGradients
@@ -100,6 +100,11 @@ class PrivateSteps:
         self, model: WholeModel, rows: SiteRows, schedule: SiteSchedule, fresh: Callable[[int], bytes] = os.urandom
     ) -> None:
         self._model, self._rows, self._schedule, self._fresh = model, rows, schedule, fresh
+        if getattr(model.torch_module.hub_config, "output_router_logits", False):
+            raise ConfigError(
+                "[privacy] adds no losses of routers: each is of all rows of a microbatch together; set "
+                "output_router_logits = false in the model's config"
+            )
         self._gradients = RowGradients(model.torch_module, rows.settings)
         self._deviation = rows.ledger.step.noise_multiplier * rows.settings.clip_norm
 

@@ -175,6 +175,8 @@ class WholeModel:
     def compute_gradient(self, batch: Batch, num_microbatches: int) -> StepGradient:
         """Return the mean gradient over a batch's targets, the summed loss, and the targets."""
         total, targets = 0.0, 0
+        # the sum over microbatches is divided by all targets
+        self._stage.router_share = self._objective.count_targets(batch.labels) / num_microbatches
         for part in batch.split_microbatches(num_microbatches):
             loss, count = self._compute_loss(part)
             # torch has no annotation for it

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from phalanx.models.stage import (
         StageModule as StageModule,
         add_embedding_noise as add_embedding_noise,
+        run_block as run_block,
         tie_head as tie_head,
     )
 

@@ -114,7 +114,7 @@ class StageModule(nn.Module):
         self.attends: AttentionKind = family.usual_attention
         """Which tokens see which; what each row says of it stands behind its tokens, in inputs and hidden outputs."""
         self.router_share = 0.0
-        """Which share of a step a microbatch is, for the losses of routers; 0 leaves them out."""
+        """Weight of a microbatch's router losses in the gradient: its share of a step; 0 leaves them out."""
         self.embedding_noise: EmbeddingNoise | None = None
         """What is added to embeddings while training, where anything is; it is told every step."""
         self.masters: dict[str, nn.Parameter] = {}
@@ -201,18 +201,22 @@ class StageModule(nn.Module):
         pattern.check_shape(*x.shape[:2])
         hidden = self.family.embed(trunk, x, before, pattern) if self.spec.has_embedding else x
         context = self.family.context(trunk, self.hub_config, hidden, before, pattern)
-        learns = torch.is_grad_enabled()
-        recompute = self.activation_checkpointing and learns
-        balance = self.family.router_balance(self.hub_config, self.router_share) if learns and self.training else None
+        recompute = self.activation_checkpointing and torch.is_grad_enabled()
+        balance = self.router_balance()
         for layer, block in enumerate(self.own_blocks, self.spec.first_layer):
             block_context = self.with_prefix(block, self.family.block_context(self.hub_config, context, layer))
             if recompute:
-                hidden = checkpoint(_run_block, block, hidden, block_context, self.family, balance, use_reentrant=False)
+                hidden = checkpoint(run_block, block, hidden, block_context, self.family, balance, use_reentrant=False)
             else:
-                hidden = _run_block(block, hidden, block_context, self.family, balance)
+                hidden = run_block(block, hidden, block_context, self.family, balance)
         if self.spec.is_last:
             return self.family.output_logits(self, self.without_prompt(hidden), pattern)
         return join_marks(hidden, pattern) if is_marked else hidden
+
+    def router_balance(self) -> RouterBalance | None:
+        """Return what a block's router learns of its own loss in this pass; None where it learns none."""
+        learns = self.training and torch.is_grad_enabled()
+        return self.family.router_balance(self.hub_config, self.router_share) if learns else None
 
     def with_prompt(self, ids: Tensor) -> Tensor:
         """Return ids ``[batch, seq]`` with places before them for an adapter's virtual tokens, where there are any."""
@@ -313,11 +317,12 @@ def canonical_name(name: str) -> str:
     )
 
 
-def _run_block(
+def run_block(
     block: nn.Module, hidden: Tensor, context: dict[str, Any], family: Family, balance: RouterBalance | None = None
 ) -> Tensor:
+    """Run one block, with the gradient of its router's loss where there is one."""
     if balance is not None:
-        return balance.run_block(block, lambda: _run_block(block, hidden, context, family))
+        return balance.run_block(block, lambda: run_block(block, hidden, context, family))
     out = family.call_block(block, hidden, context)
     # some families return attention weights or a cache beside the hidden states
     result: Tensor = out[0] if isinstance(out, tuple) else out

@@ -56,6 +56,17 @@ def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
 
 def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> Iterator[str]:
     yield from _about_the_model(config, hub_config, load)
+    selective = config.activation_checkpointing == "selective" and config.zero >= SHARED_GRADIENTS
+    if hub_config.get("output_router_logits") and selective:
+        yield (
+            f'output_router_logits = true: zero={config.zero} with activation_checkpointing = "selective" cannot '
+            'compute the loss of a router again behind its block; take "full" or "none", or zero 0 or 1'
+        )
+    if config.sequence_parallel and FAMILIES[str(hub_config["model_type"])].experts is not None:
+        yield (
+            "sequence_parallel = true: routers choose experts for whole sequences, which ranks would have parts of; "
+            "set it to false"
+        )
     if config.sequence_parallel and load.sequence_length % (config.cp * config.tp):
         yield (
             f"sequence_parallel: cp={config.cp} * tp={config.tp} does not divide a sequence of "
@@ -66,8 +77,11 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
             'context = "ring": attention = "eager" asks for no fused kernel, and parts of a ring are joined by what a '
             'fused one knows; take attention = "sdpa", or context = "ulysses"'
         )
-    if hub_config.get("output_router_logits"):
-        yield "output_router_logits = true: ranks add no losses of routers; set it to false, or take [pipeline]"
+    if hub_config.get("output_router_logits") and config.compile:
+        yield (
+            "output_router_logits = true: the losses of routers are read between the parts of a block, which "
+            "compile = true joins; set one of the two to false"
+        )
     if config.context == "ring" and config.cp > 1 and load.attends != "causal":
         yield (
             f'context = "ring": its kernels know no mask, and {load.attends} attention is one; take context = '

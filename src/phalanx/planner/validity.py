@@ -142,7 +142,8 @@ def _wrong_sharing(layout: Layout, shape: ModelShape) -> Iterator[str]:
 
 
 def _wrong_tensors(layout: Layout, shape: ModelShape) -> Iterator[str]:
-    parts = {"attention heads": shape.heads, "key and value heads": shape.kv_heads, "columns of the MLP": shape.ffn}
+    parts = {"attention heads": shape.heads, "key and value heads": shape.kv_heads}
+    parts |= {"experts": shape.experts} if shape.experts else {"columns of the MLP": shape.ffn}
     for name, number in parts.items():
         if number % layout.tp:
             yield f"tp={layout.tp} does not divide {number} {name}; lower tp"

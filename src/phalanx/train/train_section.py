@@ -98,7 +98,8 @@ class TrainConfig(StrictModel):
     run. Before one is, the owner itself redoes every stage: no stage can have a batch given up by lying."""
     precision: Literal["fp32", "bf16", "fp16", "bf16_weights"] = "fp32"
     """What matrix products are computed in while training; weights, moments and messages are in fp32 either way. With
-    "bf16_weights" the stages of `[pipeline]` hold and compute everything in bf16, and update fp32 masters."""
+    "bf16_weights" the stages of `[pipeline]` hold and compute everything in bf16, and update fp32 masters; ranks of
+    `[parallel]` gather bf16 weights from fp32 shares, with zero 2 or 3."""
     numerics: Literal["float", "exact", "exact_fast"] = later_key("float")
     """The law of arithmetic: torch's own, whose bits depend on the processor; or fixed-point products and functions of
     single roundings, with the same bits everywhere: "exact" with float32's accuracy, "exact_fast" with bfloat16's."""

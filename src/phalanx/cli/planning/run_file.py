@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import ConfigError
+from phalanx.cli.console import print_figures, print_rows
 from phalanx.planner.cluster.hardware import Cluster
+from phalanx.planner.cost.parties import PartyPlan, plan_parties
 from phalanx.planner.guard.finding import Verification
+from phalanx.planner.layout import Layout
 from phalanx.planner.search.question import Question
 
 
@@ -19,15 +21,13 @@ def question_from_run(
         adapts: Whether the file's adapter decides the trained weights; else the caller does.
 
     Raises:
-        ConfigError: The file is wrong, its adapter is none that ranks of a domain train, or parties have layouts.
+        ConfigError: The file is wrong, or its adapter is none that ranks of a domain train.
     """
     from phalanx.train import GuardedRun, RankedRun, load_run
     from phalanx.train.setup.planned_memory import planned_recipe, planned_shape
 
     run = load_run(run_file, overrides)
     run.require_steps("phalanx plan")
-    if isinstance(run, GuardedRun):
-        _require_plain_parties(run.pipeline, run_file)
     parallel, shape = run.parallel if isinstance(run, RankedRun) else None, planned_shape(run.model)
     recipe = planned_recipe(run, shape, adapts=adapts)
     number = float(run.train.steps * recipe.tokens_per_step)
@@ -40,23 +40,30 @@ def question_from_run(
     return question, run.model_dump(mode="json", exclude_unset=True, exclude_none=True)
 
 
-def _require_plain_parties(pipeline: Any, run_file: Path) -> None:
-    """Return where no party shares a stage among ranks.
+def parties_from_run(run_file: Path, overrides: list[str], question: Question) -> PartyPlan | None:
+    """Plan the parties of a run file that gives some of them several ranks; None for other run files.
 
-    Raises:
-        ConfigError: A party shares a stage among ranks, and the figures would describe one process.
+    Each middle stage is held by the local worker of its number, as a run assigns them at first.
     """
-    for key in ("layout", "layouts"):
-        value = getattr(pipeline, key)
-        if value is not None:
-            raise ConfigError(
-                f"{run_file}: pipeline.{key}: phalanx plan cannot estimate a party of several ranks; plan with one "
-                f"process for each party: --unset pipeline.{key}"
-            ).with_facts(
-                code="PHX-C002",
-                file=str(run_file),
-                key=f"pipeline.{key}",
-                found=str(value),
-                expected="parties of one process each",
-                do=f"--unset pipeline.{key}",
-            )
+    from phalanx.train import GuardedRun, load_run
+
+    run = load_run(run_file, overrides)
+    if not isinstance(run, GuardedRun) or (run.pipeline.layout is None and not run.pipeline.layouts):
+        return None
+    stages, schedule = run.pipeline.stages, run.pipeline.schedule
+    middle = run.pipeline.worker_names[: max(0, stages - 2)]
+    alone = Layout(pp=stages, schedule=schedule)
+    shared = [(name, _party_layout(run.pipeline.layout_of(name), alone)) for name in middle]
+    holders = [("owner", alone), *shared, ("owner", alone)]
+    return plan_parties(question.shape, question.recipe, question.cluster, holders, schedule, question.guard)
+
+
+def _party_layout(party: Any, alone: Layout) -> Layout:
+    axes = {name: getattr(party, name) for name in ("dp", "tp", "cp", "zero", "context")}
+    return replace(alone, **axes)
+
+
+def print_parties(parties: PartyPlan) -> None:
+    """Print each stage with its party, and the step of all of them."""
+    print_rows(parties.party_rows())
+    print_figures({"step of the parties, s": parties.step_s, "tokens/s of the parties": parties.tokens_per_s})

@@ -23,6 +23,7 @@ from phalanx.models import (
     estimate_costs,
     partition_layers,
 )
+from phalanx.models.master_weights import NARROW
 from phalanx.objectives import (
     IGNORE,
     ROW_LABELS,
@@ -49,7 +50,8 @@ from phalanx.telemetry import PhaseTimer
 
 _OF_ATTENTION: dict[str, ExtraRows] = {DOCUMENTS: ExtraRows("int64"), PREFIX: ExtraRows("int64", per_token=False)}
 """The rows that attention reads, by its kind."""
-_NARROW = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NARROW = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "bf16_weights": None}
+"""Types of autocast."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class RankRecipe:
     Attributes:
         microbatches: Parts that each copy's sequences are cut into.
         attention: Name of the attention kernel.
-        precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
+        precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32. With
+            "bf16_weights" copies gather bf16 parameters from their float32 shares; with zero 2 or 3.
         adapter: Adapter; None where all parameters are trained.
         objective: Objective for `objective_of`; see `check_objective` for the limits of a layout.
         attends: Kind of mask; the mask's rows come with every batch.
@@ -77,7 +80,7 @@ class RankRecipe:
     total_steps: int
     seed: int = 0
     attention: str = "sdpa"
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "bf16_weights"] = "fp32"
     adapter: SlicedAdapter | None = None
     objective: str | ObjectiveSettings = "causal_lm"
     attends: AttentionKind = "causal"
@@ -131,7 +134,8 @@ class RankTrainer:
         self._parts = [self._build_part(source, spec) for spec in mine]
         # private gradients are of single rows, and are joined once they are clipped
         is_private = recipe.privacy is not None
-        self._modules = [part if is_private else share_with_copies(part, domain) for part in self._parts]
+        gathered = NARROW if recipe.precision == "bf16_weights" else None
+        self._modules = [part if is_private else share_with_copies(part, domain, gathered) for part in self._parts]
         self._held = [parameter for part in self._parts for parameter in held_parameters(part, domain)]
         self._update = RankOptimizer(self._held, recipe.optimizer, domain)
         self._outer = _outer_step(self._held, domain)
@@ -282,6 +286,9 @@ class RankTrainer:
         """Forward and backward; summed loss of all ranks, norms of islands' gradients, and losses of microbatches."""
         self._losses.clear()
         self._seed_step(step)
+        for part in self._parts:
+            # copies average their gradients, so each weighs its own microbatches
+            part.stage.router_share = self._scale.value / self._recipe.microbatches
         with self.timer.time_phase("compute"):
             own_extras = self._own_extras(without_attention(extras))
             if self._counts_rows:

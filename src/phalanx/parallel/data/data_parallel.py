@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.parallel.config import SHARED_GRADIENTS, Compression, ParallelConfig
@@ -71,11 +71,15 @@ _BUCKET = 1 << 23
 """Numbers that are averaged at once, 32 MiB."""
 
 
-def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
+def share_with_copies(part: StagePart, domain: Domain, gathered: torch.dtype | None = None) -> nn.Module:
     """Join a part with its copies on other ranks.
 
     Gradients are averaged over the copies of an island; with ZeRO 2 and 3 each copy ends up with a slice of them.
     ZeRO 1 concerns the optimizer alone.
+
+    Args:
+        gathered: Type in which ZeRO 2 and 3 gather parameters and compute; slices and sums of gradients stay in
+            float32. None is float32.
 
     Returns:
         What is called in the part's place.
@@ -100,21 +104,32 @@ def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
     on_gpu = domain.device.type == "cuda"
     policy = CPUOffloadPolicy(pin_memory=on_gpu) if config.offload else OffloadPolicy()
     reshard = config.zero > SHARED_GRADIENTS
+    types = MixedPrecisionPolicy()
+    if gathered is not None:
+        types = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=torch.float32)
     for block in part.stage.own_blocks:
-        shard_module(block, domain.copy_mesh, reshard=reshard, policy=policy)
+        shard_module(block, domain.copy_mesh, reshard=reshard, policy=policy, types=types)
     # the head is the first to be needed again, by the backward pass that begins where the forward pass has ended
-    shard_module(part, domain.copy_mesh, reshard=reshard and config.pp > 1, policy=policy)
+    shard_module(part, domain.copy_mesh, reshard=reshard and config.pp > 1, policy=policy, types=types)
     return part
 
 
-def shard_module(module: nn.Module, mesh: DeviceMesh, *, reshard: bool, policy: OffloadPolicy) -> None:
+def shard_module(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    reshard: bool,
+    policy: OffloadPolicy,
+    types: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen, and torch's own default
+) -> None:
     """Share the parameters of a module that no module inside it shares, and their gradients.
 
     Args:
         module: Module to shard; changed in place.
         reshard: Whether parameters are given up between forward and backward pass.
+        types: Types of gathered parameters and of gradients that are summed.
     """
-    fully_shard(module, mesh=mesh, reshard_after_forward=reshard, offload_policy=policy)
+    fully_shard(module, mesh=mesh, reshard_after_forward=reshard, offload_policy=policy, mp_policy=types)
     if isinstance(module, FSDPModule) and mesh.device_type == "cpu":
         module.set_custom_all_gather(DirectGather())  # type: ignore[arg-type]
         module.set_custom_reduce_scatter(DirectScatter())  # type: ignore[arg-type]

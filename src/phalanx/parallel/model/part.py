@@ -2,14 +2,13 @@
 
 import contextlib
 import copy
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from phalanx.models import CAUSAL, MARKED_KINDS, AttentionPattern, Family, StageModule
+from phalanx.models import CAUSAL, MARKED_KINDS, AttentionPattern, StageModule, run_block
 from phalanx.objectives import IGNORE, causal_lm_loss
 from phalanx.parallel.context.ring import own_positions, share_by_ring
 from phalanx.parallel.context.ulysses import share_context
@@ -91,7 +90,7 @@ class StagePart(nn.Module):
         self.stage = stage
         if config.compile:
             compile_blocks(stage)
-        self._run = recompute_function(partial(_run_block, stage.family), config.activation_checkpointing)
+        self._run = recompute_function(run_block, config.activation_checkpointing)
 
     @property
     def num_slices(self) -> int:
@@ -113,10 +112,10 @@ class StagePart(nn.Module):
             stage = self.stage
             pattern = self._attention_pattern(seen)
             hidden = self._embed_ids(x, pattern) if stage.spec.is_first else x
-            context = self._block_context(hidden, pattern)
+            context, balance = self._block_context(hidden, pattern), stage.router_balance()
             for layer, block in enumerate(stage.own_blocks, stage.spec.first_layer):
                 block_context = stage.family.block_context(self._tables_by, context, layer)
-                hidden = self._run(block, hidden, stage.with_prefix(block, block_context))
+                hidden = self._run(block, hidden, stage.with_prefix(block, block_context), stage.family, balance)
             result = self._finish_hidden(hidden, pattern) if stage.spec.is_last else hidden
         # the shapes that a pipeline was told of are those of float32
         return result.to(torch.float32)
@@ -206,10 +205,3 @@ def _implicit_mask(mask: Any) -> Any:
     if not isinstance(mask, dict):
         return None
     return {kind: None if kind == _FULL else kind_mask for kind, kind_mask in mask.items()}
-
-
-def _run_block(family: Family, block: nn.Module, hidden: Tensor, context: dict[str, Any]) -> Tensor:
-    out = family.call_block(block, hidden, context)
-    # some families return attention weights or a cache beside the hidden states
-    result: Tensor = out[0] if isinstance(out, tuple) else out
-    return result

@@ -90,6 +90,25 @@ def entry_hook(group: Group, *, cuts_sequence: bool) -> Hook:
     return hook
 
 
+def expert_hook(group: Group, num_experts: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Tensor, ...]]:
+    """Return a function for the inputs of experts, which leaves a rank the choices that are of its own.
+
+    The others get the number behind the last expert, for which transformers computes nothing, and no weight.
+
+    Args:
+        num_experts: Number of experts that each rank has, the same for all.
+    """
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        hidden, chosen, weights = inputs
+        own = chosen - group.rank() * num_experts
+        is_elsewhere = (own < 0) | (own >= num_experts)
+        weights = copy_to_ranks(weights, group).masked_fill(is_elsewhere, 0.0)
+        return copy_to_ranks(hidden, group), own.masked_fill(is_elsewhere, num_experts), weights
+
+    return hook
+
+
 def local_parameter(values: Tensor, like: nn.Parameter) -> nn.Parameter:
     """Return a parameter of its own memory that is trained as another one is."""
     return nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format), requires_grad=like.requires_grad)
@@ -118,6 +137,7 @@ class Split:
 
 
 _HEAD = "lm_head"
+_HEAD_NORMS = ("q_norm", "k_norm")
 _ADAPTED = "base_layer"
 """Name of the wrapped layer inside an adapter's layer."""
 
@@ -185,9 +205,26 @@ class _StageCutter:
             block.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True)
         if hasattr(block, PREFIX):
             self._cut_prefix(block.get_submodule(PREFIX), name)
+        if plan.experts is not None:
+            self._cut_experts(block.get_submodule(plan.experts), f"{name}.{plan.experts}")
         attention: Any = block.get_submodule(plan.attention)
+        # norms of each head: a rank's heads alone say what their gradient is
+        self._cut.partial.update(
+            f"{name}.{plan.attention}.{norm}.weight" for norm in _HEAD_NORMS if hasattr(attention, norm)
+        )
         for attribute in plan.per_head:
             setattr(attention, attribute, getattr(attention, attribute) // self._group.size())
+
+    def _cut_experts(self, experts: Any, name: str) -> None:
+        """Give each rank some of the experts, whole; all ranks see all tokens and add up what their experts say."""
+        for piece in ("gate_up_proj", "down_proj"):
+            setattr(experts, piece, self._slice_parameter(getattr(experts, piece), f"{name}.{piece}", Split(0)))
+        experts.num_experts //= self._group.size()
+        # transformers' own mark: choices behind the last expert are left out
+        experts._is_expert_parallel = True
+        experts.register_forward_pre_hook(expert_hook(self._group, experts.num_experts))
+        group = self._group
+        experts.register_forward_hook(lambda module, inputs, output: sum_over_ranks(output, group))
 
     def cut_vocabulary(self) -> None:
         """Cut embedding and head; where they are one parameter they stay one."""

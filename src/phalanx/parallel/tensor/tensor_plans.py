@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from phalanx.planner.model.families import FAMILIES
 
+EXPERTS = "mlp.experts"
+"""Where transformers' modules have the experts of a block."""
+
 
 @dataclass(frozen=True)
 class BlockPlan:
@@ -16,6 +19,7 @@ class BlockPlan:
         entries: Modules with a first input at which the shared work begins.
         attention: The module that knows its number of heads.
         per_head: Its attributes that are divided by the number of ranks.
+        experts: The module of all experts of a mixture, of which each rank has some; None without.
     """
 
     columns: Mapping[str, int]
@@ -23,6 +27,7 @@ class BlockPlan:
     entries: tuple[str, ...]
     attention: str
     per_head: tuple[str, ...]
+    experts: str | None = None
 
 
 def plan_of(family: str) -> BlockPlan:
@@ -34,7 +39,8 @@ def plan_of(family: str) -> BlockPlan:
     return BlockPlan(
         columns=columns,
         rows=tuple(name for name, _, _ in facts.matrices if name not in columns),
-        entries=(module_of["first"], module_of["second"]),
+        entries=tuple(module_of[feed] for feed in ("first", "second") if feed in module_of),
         attention=module_of["first"],
         per_head=facts.per_head,
+        experts=None if facts.experts is None else EXPERTS,
     )

@@ -181,7 +181,7 @@ def _with_a_core_each(shape: ModelShape, layout: Layout, recipe: Recipe, machine
         # without a pipeline both are the same but for rounding
         bubble=max(0.0, total - busy),
         data=data,
-        optimizer=_update_seconds(shape, layout, recipe, machine),
+        optimizer=update_seconds(shape, layout, recipe, machine),
         outer=_outer_step_seconds(shape, layout, recipe, machine),
         offload=_offload_seconds(shape, layout, recipe, machine),
         verification=0.0,
@@ -354,7 +354,7 @@ def _quick_seconds(
     return total + 2 * (layout.pp - 1) * send_seconds(size, link)
 
 
-def _update_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+def update_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
     """Seconds to read and write weights, gradients and state once; bound by memory, not by arithmetic."""
     if machine.memory_bytes_per_s is None or recipe.offload != "none":
         return 0.0

@@ -28,6 +28,7 @@ class ModelShape:
         head_matrix: Parameters that the head multiplies with, tied or not.
         attention_dropout: Share of attention's weights that training drops.
         head_norms: Queries and keys have norms.
+        experts: Experts of a block, of which tensor parallel ranks have some each; 0 without.
     """
 
     family: str = ""
@@ -54,6 +55,7 @@ class ModelShape:
     attention_dropout: float = 0.0
     head_norms: bool = False
     windows: bool = False
+    experts: int = 0
 
     def input_width(self, feed: str) -> int:
         """Return the input width of a matrix of a block, by `families.facts.Feed`."""

@@ -158,7 +158,7 @@ def _best_recipe(
     best: Estimate | None = None
     reason: str | None = None
     smallest: RankMemory | None = None
-    for variants in _recipe_variants(layout, recipe):
+    for variants in _recipe_variants(layout, recipe, shape):
         why = describe_refusal(layout, shape, variants[0])
         if why is not None:
             reason = reason or why
@@ -177,11 +177,11 @@ def _best_recipe(
     return RefusedLayout(layout, reason or "no number of microbatches divides the batch")
 
 
-def _recipe_variants(layout: Layout, recipe: Recipe) -> Iterator[tuple[Recipe, ...]]:
+def _recipe_variants(layout: Layout, recipe: Recipe, shape: ModelShape) -> Iterator[tuple[Recipe, ...]]:
     """Yield recipes for each number of microbatches, the ones with the most stored tensors first: they are fastest."""
     share = recipe.sequences // layout.dp if recipe.sequences % layout.dp == 0 else 0
     is_divisible = recipe.sequence_length % (layout.cp * layout.tp) == 0
-    parallel = replace(recipe, sequence_parallel=layout.tp > 1 and is_divisible)
+    parallel = replace(recipe, sequence_parallel=layout.tp > 1 and is_divisible and not shape.experts)
     for number in sorted(set(_microbatch_choices(share)) or {recipe.microbatches}):
         yield tuple(replace(parallel, microbatches=number, checkpointing=kind) for kind in _CHECKPOINTING)
 
@@ -204,7 +204,7 @@ def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: flo
     for layout in mixed_layouts(cluster):
         reason = "no microbatches fit"
         options: list[Estimate] = []
-        for variants in _recipe_variants(layout, recipe):
+        for variants in _recipe_variants(layout, recipe, shape):
             why = describe_refusal(layout, shape, variants[0])
             if why is not None:
                 reason = why if reason != TOO_LARGE else reason

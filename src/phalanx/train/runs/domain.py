@@ -14,6 +14,7 @@ from phalanx.train.runs.support import ABSENT_SECTIONS, exclusion, missing_secti
 
 _OPTIMIZER_STATE_ALONE = 1
 """The level of ZeRO that leaves weights and gradients whole."""
+_COPIES_THAT_SHARE = 2
 
 
 class RankedBase(PrivateBase):
@@ -29,6 +30,19 @@ class RankedBase(PrivateBase):
     def steps_a_rate(self) -> int:
         """Steps of the ranks that have the same learning rate."""
         return 1
+
+    def _faults(self) -> Faults:
+        yield from super()._faults()
+        layout = self.parallel
+        fewest = layout.min_dp_copies * layout.cp // layout.num_islands
+        if self.train.precision == "bf16_weights" and (
+            layout.zero <= _OPTIMIZER_STATE_ALONE or fewest < _COPIES_THAT_SHARE
+        ):
+            yield (
+                'train.precision = "bf16_weights": copies that share parameters keep them in float32 and gather them '
+                f"in bf16, which takes zero = 2 or 3 and at least {_COPIES_THAT_SHARE} copies; found zero = "
+                f'{layout.zero} and {fewest}; change parallel, or set train.precision = "bf16"'
+            )
 
     def _private_layout_faults(self) -> Iterator[str]:
         """Describe the layouts in which the gradient of a single row cannot be clipped."""

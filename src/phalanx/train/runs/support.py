@@ -202,11 +202,6 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "pipeline": ValueLimit(
             "its loss scale depends on every stage, so an audit would have to know it", _SET_BF16, never=("fp16",)
         ),
-        "parallel": ValueLimit(
-            "ranks store float32 weights, which ZeRO divides, and round them for each product",
-            _SET_BF16,
-            never=("bf16_weights",),
-        ),
         "deepspeed": ValueLimit(
             "its own loss scale would skip steps without repeating them", _SET_BF16, never=("fp16",)
         ),

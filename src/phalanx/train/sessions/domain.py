@@ -48,7 +48,7 @@ from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.rollouts import rollout_material
 from phalanx.train.sessions.texts import text_material
-from phalanx.train.setup.layout import check_virtual_tokens
+from phalanx.train.setup.layout import check_router_losses, check_virtual_tokens
 from phalanx.train.setup.preflight import require_extras
 from phalanx.train.setup.row_attention import attention_asked, attention_kind
 from phalanx.train.setup.shown_config import shown_config
@@ -58,6 +58,7 @@ def recipe_of(run: RankedRun, parallel: ParallelConfig, source: ModelSource) -> 
     """Return the recipe that every rank of a run must know, given the layout for as many ranks as are there."""
     require_extras(run)
     check_virtual_tokens(run, source)
+    check_router_losses(run, source)
     return RankRecipe(
         parallel=parallel,
         optimizer=run.optimizer,
@@ -67,8 +68,7 @@ def recipe_of(run: RankedRun, parallel: ParallelConfig, source: ModelSource) -> 
         total_steps=run.train.steps,
         seed=run.train.seed,
         attention=run.model.attention,
-        # masters are refused with the run file
-        precision="bf16" if run.train.precision == "bf16_weights" else run.train.precision,
+        precision=run.train.precision,
         adapter=run.model.sliced_adapter,
         objective=run.learned_objective,
         attends=attention_kind(run, source),

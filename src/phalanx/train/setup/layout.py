@@ -22,7 +22,7 @@ from phalanx.objectives import objective_of
 from phalanx.pipeline import StageRange, StepPlan
 from phalanx.planner.model.optimizers import OPTIMIZERS
 from phalanx.split import cut_model
-from phalanx.train.config import PipelineRun, RunConfig, SplitPipelineRun, StagedRun
+from phalanx.train.config import DomainRun, PipelineRun, RankedRun, RunConfig, SplitPipelineRun, StagedRun
 from phalanx.train.setup.preflight import require_extras
 from phalanx.train.setup.row_attention import attends_in_documents, attention_kind, attention_of
 
@@ -53,6 +53,22 @@ def check_private_model(run: StagedRun, source: ModelSource) -> None:
                 "index of a microbatch, which would reveal the number of rows before it; set it to 0 in the "
                 "model's config"
             )
+
+
+def check_router_losses(run: RankedRun, source: ModelSource) -> None:
+    """Refuse the losses of routers where nothing adds them."""
+    section = (
+        "[privacy]"
+        if run.privacy is not None
+        else "[deepspeed]"
+        if isinstance(run, DomainRun) and run.deepspeed is not None
+        else None
+    )
+    if section is not None and getattr(source.hub_config, "output_router_logits", False):
+        raise ConfigError(
+            f"{section} adds no losses of routers: each is of all rows of a microbatch together; set "
+            "output_router_logits = false in the model's config"
+        )
 
 
 def _config_numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -28,6 +28,7 @@ TASKS = {
     "train": "phalanx.lab.bench.parallel.rank_training:open_training",
     "exchange": "phalanx.lab.bench.parallel.rank_exchange:open_exchange",
     "probe": "phalanx.lab.bench.parallel.rank_probe:open_probe",
+    "save": "phalanx.lab.bench.parallel.rank_saves:open_saves",
     "stream": "phalanx.lab.bench.parallel.rank_stream:open_stream",
 }
 """Where the tasks are; only those that are wanted are imported."""

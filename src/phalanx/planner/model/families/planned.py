@@ -29,6 +29,7 @@ _COLUMNS: tuple[Feed, ...] = ("first", "second")
 _ATTENTION_BIAS = ("attention_bias", False)
 _MLP_BIAS = ("mlp_bias", False)
 _CP: frozenset[SharedAxis] = frozenset({"cp"})
+_TP: frozenset[SharedAxis] = frozenset({"tp"})
 _BOTH: frozenset[SharedAxis] = frozenset({"tp", "cp"})
 
 
@@ -168,7 +169,9 @@ def _with_experts(shape: ModelShape, rule: ExpertsRule, keys: ConfigKeys) -> Mod
         shape,
         ffn=asked * width + always,
         layer_matrix=shape.layer_matrix + beside + asked * 3 * hidden * width,
-        layer_split=shape.layer_split + beside + count * 3 * hidden * width,
+        layer_split=shape.layer_split + count * 3 * hidden * width,
+        layer_whole=shape.layer_whole + beside,
+        experts=count,
     )
 
 
@@ -297,6 +300,7 @@ PLANNED: dict[str, PlannedFamily] = {
     "mixtral": PlannedFamily(
         SlicingRule(windows="config", refused=(("router_jitter_noise", 0.0),)),
         matrices=_QKVO,
+        shared_axes=_TP,
         defaults={"num_key_value_heads": 8},
         experts=ExpertsRule(
             width=("intermediate_size", 14336),
@@ -348,6 +352,7 @@ PLANNED: dict[str, PlannedFamily] = {
         SlicingRule(windows="layers"),
         matrices=_QKVO,
         biased={"first": ("qkv_bias", True)},
+        shared_axes=_TP,
         defaults={"num_key_value_heads": 16},
         experts=replace(
             _QWEN_EXPERTS,
@@ -361,7 +366,7 @@ PLANNED: dict[str, PlannedFamily] = {
         SlicingRule(windows="layers"),
         biased=_bias_of_attention(_ATTENTION_BIAS),
         head_norm=(True, "head"),
-        shared_axes=_CP,
+        shared_axes=_BOTH,
         defaults={"num_key_value_heads": 32, "head_dim": 128},
     ),
     "qwen3_moe": PlannedFamily(
@@ -369,6 +374,7 @@ PLANNED: dict[str, PlannedFamily] = {
         matrices=_QKVO,
         biased=_bias_of_attention(_ATTENTION_BIAS),
         head_norm=(True, "head"),
+        shared_axes=_TP,
         defaults={"num_key_value_heads": 4},
         experts=_QWEN_EXPERTS,
     ),
