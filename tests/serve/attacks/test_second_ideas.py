@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import select
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -13,9 +15,11 @@ from pathlib import Path
 import pytest
 from test_attack_classes import JSON, MARKER, ask_chat, check_target, exchange, statuses_of
 
+from access_keys import make_terms
 from phalanx.data.chat import ChatMessage
 from phalanx.errors import ModelError, PhalanxError
 from phalanx.serve import TextModel
+from phalanx.serve.access import KeyStore
 from phalanx.serve.access.event_padding import EventPadder
 from phalanx.serve.filters import TextFilters, TextRefused
 from phalanx.serve.gateway.requests import holds_personal_data
@@ -120,6 +124,54 @@ def test_the_time_of_filters_grows_with_the_text_and_not_with_its_square(unit):
 
     # of a square it would be 256 times as much
     assert judge(32_000) < 100 * max(judge(2_000), 5e-4)
+
+
+LONG_TEXTS = {"numbers": "4111 1111 ", "zero-width": "\u200b\u200dx"}
+
+
+@pytest.mark.parametrize("unit", LONG_TEXTS.values(), ids=LONG_TEXTS)
+def test_the_longest_text_of_one_client_stops_no_other_one(target, unit):
+    """Class 3. Attacker: a client whose texts take filters seconds, once a second."""
+    texts = [(unit * 95_000)[:95_000]] * (2_000_000 // (95_000 * len(unit.encode()) // len(unit)))
+    body = json.dumps(
+        {"model": target.model, "messages": [{"role": "user", "content": text} for text in texts]}, ensure_ascii=False
+    ).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {target.secret}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    waits = []
+
+    with (
+        target.client(target.secret) as http,
+        socket.create_connection(("127.0.0.1", target.port), timeout=250) as connection,
+    ):
+        connection.sendall(head.encode() + body)
+        begun = time.monotonic()
+        while not select.select([connection], [], [], 0)[0]:
+            asked = time.monotonic()
+            assert http.get("/v1/models").status_code == 200
+            waits.append(time.monotonic() - asked)
+        assert connection.recv(12) in {b"HTTP/1.1 200", b"HTTP/1.1 400", b"HTTP/1.1 403"}
+
+    # whoever is stopped waits for nearly all of it at once
+    assert max(waits) < 0.5 * (time.monotonic() - begun)
+
+
+def test_requests_that_are_refused_use_up_the_requests_of_their_key(target):
+    """Class 3. Attacker: a client that has its bodies parsed, filtered and cut into tokens, and none of them answered."""
+    limits = {
+        "requests_per_minute": 4,
+        "requests_per_month": 100,
+        "tokens_per_minute": 10**9,
+        "tokens_per_month": 10**9,
+    }
+    _, secret = KeyStore.open(target.access).create_key(make_terms("carol", limits=limits))
+    chat = {"model": target.model, "messages": [{"role": "user", "content": "a"}]}
+    bodies = [{}, {**chat, "max_tokens": 10**6}, {**chat, "n_discard": 1}, {**chat, "model": "none"}, chat, {}]
+
+    with target.client(secret) as http:
+        statuses = [http.post("/v1/chat/completions", json=body).status_code for body in bodies]
+
+    assert statuses == [400, 400, 400, 404, 429, 429]
 
 
 @contextmanager
