@@ -81,6 +81,9 @@ HOSTILE_FORMS = {
     "items": {"type": "array", "items": {"type": "integer"}, "minItems": 10**9},
     "length": {"type": "string", "minLength": 10**9},
     "digits": {"type": "number", "multipleOf": 1e-300},
+    "remainders": {"type": "integer", "multipleOf": 999_999_937},
+    "thousands": {"type": "integer", "multipleOf": 99_991_000},
+    "factors": {"allOf": [{"multipleOf": 997}, {"multipleOf": 9.91}]},
     "recursion": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
     "product": {"allOf": [{"type": "object", "properties": {f"p{n}": {"type": "string"}}} for n in range(300)]},
     "choices": {"enum": [str(number) * 50 for number in range(900)]},
@@ -96,6 +99,23 @@ def test_a_form_of_the_text_cannot_take_the_server(own_target, name):
 
     assert answer.status_code in {200, 400}
     check_target(own_target)
+
+
+@pytest.mark.parametrize("place", ["tool", "lark"])
+def test_a_schema_in_another_place_is_bounded_too(own_target, place):
+    """Class 3. Attacker: the same client, whose schema is that of a tool or stands inside a grammar."""
+    schema = HOSTILE_FORMS["remainders"]
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}
+    grammar = {"type": "grammar", "syntax": "lark", "definition": f"start: %json {json.dumps(schema)}"}
+    more = {
+        "tool": {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+        "lark": {"response_format": grammar},
+    }[place]
+    with own_target.client(own_target.secret) as http:
+        answer = ask_chat(own_target, http, **more)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 UNITS = ("1 ", "1-", "1.", "a@", "a@a.", "::", "ab:", "http://a", "sk-", "key=", "[a](", "<a", "eyJh", "-----BEGIN ")
@@ -157,7 +177,7 @@ def test_the_longest_text_of_one_client_stops_no_other_one(target, unit):
 
 
 def test_requests_that_are_refused_use_up_the_requests_of_their_key(target):
-    """Class 3. Attacker: a client that has its bodies parsed, filtered and cut into tokens, and none of them answered."""
+    """Class 3. Attacker: a client that has its bodies parsed, filtered and cut into tokens, and none answered."""
     limits = {
         "requests_per_minute": 4,
         "requests_per_month": 100,

@@ -156,8 +156,9 @@ class Budgets(Closeable):
         now: Returns the time of day in UTC.
 
     Guarantees:
-        Each request is in the journal before anything works on it, and its tokens before an engine does. After `kill -9` it counts in full where it was
-        not settled; after a power failure the same holds for all that was written before the last `sync`.
+        Each request is in the journal before anything works on it, and its tokens before an engine does. After
+        `kill -9` it counts in full where it was not settled; after a power failure the same holds for all that was
+        written before the last `sync`.
         For one event loop: not safe to use from several threads.
 
     Raises:

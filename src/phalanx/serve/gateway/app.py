@@ -27,6 +27,7 @@ from phalanx.serve.access import (
     bind_socket,
     make_server,
     model_quarantined,
+    run_announced,
 )
 from phalanx.serve.access.event_padding import EventPadder, wants_padding
 from phalanx.serve.access.refusals import App, route_of
@@ -350,12 +351,8 @@ def run_gateway(config: GatewayConfig, announce: Any = lambda address: None) -> 
     operator = None if config.operator is None else Peer.from_hex("operator", config.operator)
     with Access.open(config.access, operator, config.seal_texts) as access:
         server = make_server(make_gateway(config, access), config.listen, config.bounds, config.drain_s)
-        sock = bind_socket(config.listen)
-        sock.listen(2048)
-        scheme = "http" if config.listen.certificate is None else "https"
-        host, port = sock.getsockname()[:2]
-        announce(f"{scheme}://{host}:{port}")
-        try:
-            server.run(sockets=[sock])
-        finally:
-            sock.close()
+        with contextlib.closing(bind_socket(config.listen)) as sock:
+            scheme = "http" if config.listen.certificate is None else "https"
+            host, port = sock.getsockname()[:2]
+            address = f"[{host}]" if ":" in host else host
+            run_announced(server, sock, lambda: announce(f"{scheme}://{address}:{port}"))
