@@ -113,11 +113,7 @@ def check_nesting(text: bytes, bounds: RequestBounds) -> None:
 
 
 async def run_aside(num_bytes: int, work: Callable[[], _Result]) -> _Result:
-    """Return the result of work on a text: beyond 8 kB in a thread, since filters take seconds for the longest ones.
-
-    Args:
-        num_bytes: Length of the text.
-    """
+    """Return the result of work on a text: beyond 8 kB in a thread, since filters take seconds for the longest ones."""
     return work() if num_bytes <= _MAX_LOOP_BYTES else await asyncio.to_thread(work)
 
 
