@@ -28,6 +28,8 @@ from phalanx.serve.access.request_bounds import RequestBounds
 _log = logging.getLogger(__name__)
 _OTHER_FILES = 256
 _NUM_THREADS = 64
+_CUT = "ASGI callable returned without completing response."
+"""What uvicorn calls an answer that the door has cut."""
 
 
 class ListenConfig(StrictModel):
@@ -158,6 +160,8 @@ def _drop_messages(record: logging.LogRecord) -> bool:
     if fault is not None:
         record.msg, record.args = "a request failed inside: %s", (describe_fault(fault),)
         record.exc_info = record.exc_text = None
+    elif record.msg == _CUT:
+        record.msg = "an answer was cut: its key or model is out of service, or its client takes nothing"
     return True
 
 

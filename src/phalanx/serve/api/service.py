@@ -427,7 +427,8 @@ def _texts_of(requests: Sequence[GenerationRequest], answers: Sequence[str]) -> 
 
 def _refuse_budget(exc: BudgetExceeded) -> RequestRefused:
     note_budget(exc.limit)
-    return RequestRefused(429, exc.limit, "The key's budget is used up.", retry_after_s=exc.retry_after_s)
+    message = f"The budget {exc.limit} of this key is used up."
+    return RequestRefused(429, exc.limit, message, retry_after_s=exc.retry_after_s)
 
 
 def refusal_of(exc: PhalanxError) -> RequestRefused:
