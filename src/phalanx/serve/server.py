@@ -207,7 +207,9 @@ def _open_models(plan: ServerPlan, access: Access) -> list[HostedModel]:
 def _open_model(plan: ServerPlan, name: str, where: Path) -> HostedModel:
     text_model = open_text_model(where, own_code=plan.own_code)
     adapters = plan.adapters if name == next(iter(plan.models)) else MappingProxyType({})
-    return HostedModel(name, text_model, int(time.time()), adapters, plan.weights)
+    model = HostedModel(name, text_model, int(time.time()), adapters, plan.weights)
+    model.warm_up()
+    return model
 
 
 def _describe_pool(pool: EnginePool, plan: ServerPlan) -> WatchedServer:

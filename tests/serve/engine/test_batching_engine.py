@@ -350,6 +350,24 @@ def test_beginnings_of_all_owners_have_no_more_room_than_texts(served):
     assert [tokens > 0 for tokens in reused[3:]] == [True, True, False]
 
 
+def test_a_model_that_is_warm_prepares_nothing_at_a_request(directory, monkeypatch):
+    served = serve_model(directory)
+    served.warm_up()
+    monkeypatch.setattr("phalanx.serve.engine.hosted_model.find_tool_format", None)
+    monkeypatch.setattr("llguidance.hf.from_tokenizer", None)
+    monkeypatch.setattr(served.text_model, "end_of_turn", None)
+    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
+    message = ChatMessage(role="user", content="the")
+    request = ask(None, messages=(message,), grammar=Grammar(kind="json_object"), max_tokens=4)
+    try:
+        (events,) = answers(engine, [request])
+    finally:
+        engine.close()
+
+    assert isinstance(events[-1], ChoiceEnd)
+    assert served.tool_format is not None
+
+
 def test_an_idle_owner_gives_its_place_up_and_a_busy_one_does_not():
     now = 0.0
     store = PrefixStore(max_tokens=CHUNK, max_owners=20, read_clock=lambda: now)

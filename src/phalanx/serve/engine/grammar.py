@@ -84,18 +84,22 @@ class GrammarCompiler:
             source = _source_of(grammar)
         except ValueError as exc:
             raise BadRequestError(f"the schema is no JSON schema: {str(exc)[:200]}", "response_format") from exc
-        with self._turn:
-            prepared = self._prepared = self._prepared or self._prepare_tokenizer()
+        prepared = self.prepare_tokenizer()
         matcher = LLMatcher(prepared, source, log_level=0, limits=LLParserLimits(**_LIMITS))
         if matcher.is_error():
             first = matcher.get_error().strip().splitlines()[0]
             raise BadRequestError(f"the grammar is refused: {first[:200]}", "response_format")
         return GrammarState(matcher)
 
-    def _prepare_tokenizer(self) -> "LLTokenizer":
+    def prepare_tokenizer(self) -> "LLTokenizer":
+        """Return the vocabulary as llguidance takes it, which is prepared once; the package must be installed."""
         from llguidance.hf import from_tokenizer  # noqa: PLC0415  -- an extra
 
-        return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=sorted(self._ends) or None)
+        with self._turn:
+            if self._prepared is None:
+                ends = sorted(self._ends) or None
+                self._prepared = from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=ends)
+            return self._prepared
 
 
 def _source_of(grammar: Grammar) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 from phalanx.serve.access.event_padding import EventPadder
@@ -63,7 +64,7 @@ class AnswerStream:
                     finish()
                     yield _END
                     return
-                for part in await run_aside(len(line), lambda line=line: self._convert_line(line)):
+                for part in await run_aside(len(line), partial(self._convert_line, line)):
                     is_last = part.get("type") == "message_stop"
                     if is_last:
                         self._facts.has_ended = self._facts.is_complete = True
