@@ -1,6 +1,5 @@
 """``phalanx keys``: made once, shown once, taken back, counted."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -203,7 +202,9 @@ def test_usage_is_shown_by_key_and_day_and_the_log_is_checked_while_a_server_run
     make(capsys, access, owner="bob")
     with Access.open(access) as server:
         caller = server.key_store.find_caller(facts["secret"], "")
-        asyncio.run(server.budgets.reserve(caller, 10, 20)).settle(3, 4)
+        reservation = server.budgets.begin(caller)
+        reservation.reserve_tokens(10, 20)
+        reservation.settle(3, 4)
         server.request_log.record_request(caller, RequestFacts("/v1/completions", "", 200))
 
         code, answer = ask(capsys, "usage", "--access", access)

@@ -67,6 +67,16 @@ def test_every_set_stands_by_its_name_where_the_held_out_share_does(measured, tr
     assert "plain perplexity" in summary["shown"]
 
 
+def test_a_set_without_a_held_out_share_is_in_the_summary(make_run, quietly, sets_file, tmp_path):
+    """As `phalanx laptop` pre-trains, whose held-out texts are a file."""
+    entry = f'data.validation=[{{name="plain",sources=[{{kind="text",path="{sets_file / "plain.txt"}"}}]}}]'
+
+    summary = quietly(make_run(entry, "data.validation_share=0.0"), tmp_path / "run")
+
+    assert summary["validation_perplexity"] is None
+    assert set(summary["validation_sets"]["plain"]) >= {"perplexity_first", "perplexity"}
+
+
 def test_a_figure_in_the_summary_is_what_the_exported_model_comes_to(measured, sets_file, tmp_path):
     summary, run_dir = measured
     past = PastRun(run_dir)

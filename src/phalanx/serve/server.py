@@ -23,6 +23,7 @@ from phalanx.serve.access import (
     RequestBounds,
     bind_socket,
     make_server,
+    run_announced,
 )
 from phalanx.serve.access.listener import is_loopback
 from phalanx.serve.api import Service, make_app
@@ -206,7 +207,9 @@ def _open_models(plan: ServerPlan, access: Access) -> list[HostedModel]:
 def _open_model(plan: ServerPlan, name: str, where: Path) -> HostedModel:
     text_model = open_text_model(where, own_code=plan.own_code)
     adapters = plan.adapters if name == next(iter(plan.models)) else MappingProxyType({})
-    return HostedModel(name, text_model, int(time.time()), adapters, plan.weights)
+    model = HostedModel(name, text_model, int(time.time()), adapters, plan.weights)
+    model.warm_up()
+    return model
 
 
 def _describe_pool(pool: EnginePool, plan: ServerPlan) -> WatchedServer:
@@ -327,14 +330,6 @@ class _Server:
 
     def serve_on(self, sock: socket.socket) -> None:
         """Serve on a socket that is bound."""
-        asyncio.run(self._serve(sock))
+        run_announced(self._server, sock, self._announce)
         if self._fault is not None:
             raise self._fault
-
-    async def _serve(self, sock: socket.socket) -> None:
-        serving = asyncio.create_task(self._server.serve(sockets=[sock]))
-        while not (self._server.started or serving.done()):
-            await asyncio.sleep(0.01)
-        if self._server.started:
-            self._announce()
-        await serving

@@ -1,6 +1,5 @@
 """Budgets: limits hold, nothing is lost by a crash, nothing is counted twice."""
 
-import asyncio
 import json
 import os
 import signal
@@ -51,7 +50,13 @@ def open_budgets(path, clock, **limits) -> Budgets:
 
 
 def reserve(budgets, prompt=10, completion=20, caller=ALICE):
-    return asyncio.run(budgets.reserve(caller, prompt, completion))
+    reservation = budgets.begin(caller)
+    try:
+        reservation.reserve_tokens(prompt, completion)
+    except (BudgetExceeded, DiskError):
+        reservation.settle(0, 0)
+        raise
+    return reservation
 
 
 def refusal(budgets, prompt=10, completion=20, caller=ALICE) -> tuple[str, int]:
@@ -152,6 +157,38 @@ def test_negative_counts_give_nobody_a_budget(path, clock):
     assert used(budgets) == (1, 0, 0)
 
 
+def test_a_request_counts_before_its_tokens_do_and_also_where_they_are_refused(path, clock):
+    budgets = open_budgets(path, clock, tokens_per_minute=100, requests_per_minute=3)
+    with budgets.begin(ALICE):
+        assert used(budgets) == (1, 0, 0)
+
+    assert refusal(budgets, 50, 51)[0] == "tokens_per_minute"
+    assert used(budgets) == (2, 0, 0)
+    reserve(budgets, 50, 50)
+    assert refusal(budgets)[0] == "requests_per_minute"
+
+
+def test_a_key_without_a_token_left_is_refused_before_anything_counts(path, clock):
+    budgets = open_budgets(path, clock, tokens_per_month=30)
+    reserve(budgets)
+
+    with pytest.raises(BudgetExceeded, match="tokens_per_month"):
+        budgets.begin(ALICE)
+    assert used(budgets) == (1, 10, 20)
+
+
+def test_tokens_that_are_reserved_a_minute_later_count_in_the_new_minute(path, clock):
+    budgets = open_budgets(path, clock, tokens_per_minute=100)
+    slow = budgets.begin(ALICE)
+    clock.advance(seconds=70)
+    slow.reserve_tokens(50, 50)
+
+    assert refusal(budgets) == ("tokens_per_minute", 60)
+    budgets.close()
+    again = open_budgets(path, clock, tokens_per_minute=100)
+    assert used(again) == (1, 50, 50)
+
+
 def test_a_restart_forgets_nothing_and_counts_what_was_not_settled_in_full(path, clock):
     budgets = open_budgets(path, clock)
     reserve(budgets).settle(1, 2)
@@ -238,22 +275,21 @@ def test_a_disk_that_is_full_lets_no_request_begin(path, clock, monkeypatch):
 
 
 SERVER = """
-import asyncio, sys
+import sys
 from pathlib import Path
 from phalanx.serve.access import Budgets, Caller, KeyLimits
 budgets = Budgets(Path(sys.argv[1]), lambda key: KeyLimits(
     requests_per_minute=10**9, requests_per_month=10**9, tokens_per_minute=10**9, tokens_per_month=10**9,
     concurrency=10000))
-async def serve():
-    number = 0
-    while True:
-        caller = Caller("ab"[number % 2] * 12, "x", "user", None, False)
-        reservation = await budgets.reserve(caller, 3, 4)
-        if number % 3:
-            reservation.settle(1, 2)
-        number += 1
-        print(number, number % 3, flush=True)
-asyncio.run(serve())
+number = 0
+while True:
+    caller = Caller("ab"[number % 2] * 12, "x", "user", None, False)
+    reservation = budgets.begin(caller)
+    reservation.reserve_tokens(3, 4)
+    if number % 3:
+        reservation.settle(1, 2)
+    number += 1
+    print(number, number % 3, flush=True)
 """
 
 
@@ -284,6 +320,7 @@ def test_the_journal_holds_ids_and_counts_alone(path, clock):
 
     kinds = [json.loads(line) for line in path.read_text().splitlines()]
     assert [sorted(entry) for entry in kinds] == [
+        ["completion", "key", "kind", "number", "prompt", "time"],
         ["completion", "key", "kind", "number", "prompt", "time"],
         ["completion", "kind", "number", "prompt"],
     ]

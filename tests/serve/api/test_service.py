@@ -131,8 +131,8 @@ def test_budgets_count_what_was_used_and_refuse_beyond(served, tmp_path):
     assert (refused.status_code, wrong.status_code) == (429, 400)
     assert int(refused.headers["retry-after"]) >= 1
     (usage,) = read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
-    # what is refused costs nothing, and a stream costs the same as a whole answer
-    assert usage.requests == 2
+    # what is refused costs a request and no token, and a stream costs the same as a whole answer
+    assert usage.requests == 4
     assert usage.prompt_tokens == 2 * first["prompt_tokens"]
     assert usage.completion_tokens == 2 * first["completion_tokens"]
     log = "".join(path.read_text() for path in (tmp_path / "access" / LOG_FOLDER).glob("*.jsonl"))

@@ -45,6 +45,7 @@ def test_a_fault_inside_is_logged_without_the_text_that_it_quotes(is_group, name
     try:
         logger.error("Exception in ASGI application\\n", exc_info=make_fault(is_group))
         logger.error("nothing but a message")
+        logger.error("ASGI callable returned without completing response.")
     finally:
         logger.removeHandler(handler)
 
@@ -52,6 +53,7 @@ def test_a_fault_inside_is_logged_without_the_text_that_it_quotes(is_group, name
     assert "test_fault_log.py" in lines[0]
     assert MARKER not in lines[0]
     assert lines[1] == "nothing but a message"
+    assert lines[2].startswith("an answer was cut: its key")
 
 
 @pytest.fixture(scope="module")

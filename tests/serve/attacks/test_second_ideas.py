@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import select
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -13,9 +15,11 @@ from pathlib import Path
 import pytest
 from test_attack_classes import JSON, MARKER, ask_chat, check_target, exchange, statuses_of
 
+from access_keys import make_terms
 from phalanx.data.chat import ChatMessage
 from phalanx.errors import ModelError, PhalanxError
 from phalanx.serve import TextModel
+from phalanx.serve.access import KeyStore
 from phalanx.serve.access.event_padding import EventPadder
 from phalanx.serve.filters import TextFilters, TextRefused
 from phalanx.serve.gateway.requests import holds_personal_data
@@ -77,6 +81,9 @@ HOSTILE_FORMS = {
     "items": {"type": "array", "items": {"type": "integer"}, "minItems": 10**9},
     "length": {"type": "string", "minLength": 10**9},
     "digits": {"type": "number", "multipleOf": 1e-300},
+    "remainders": {"type": "integer", "multipleOf": 999_999_937},
+    "thousands": {"type": "integer", "multipleOf": 99_991_000},
+    "factors": {"allOf": [{"multipleOf": 997}, {"multipleOf": 9.91}]},
     "recursion": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
     "product": {"allOf": [{"type": "object", "properties": {f"p{n}": {"type": "string"}}} for n in range(300)]},
     "choices": {"enum": [str(number) * 50 for number in range(900)]},
@@ -92,6 +99,23 @@ def test_a_form_of_the_text_cannot_take_the_server(own_target, name):
 
     assert answer.status_code in {200, 400}
     check_target(own_target)
+
+
+@pytest.mark.parametrize("place", ["tool", "lark"])
+def test_a_schema_in_another_place_is_bounded_too(own_target, place):
+    """Class 3. Attacker: the same client, whose schema is that of a tool or stands inside a grammar."""
+    schema = HOSTILE_FORMS["remainders"]
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}
+    grammar = {"type": "grammar", "syntax": "lark", "definition": f"start: %json {json.dumps(schema)}"}
+    more = {
+        "tool": {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+        "lark": {"response_format": grammar},
+    }[place]
+    with own_target.client(own_target.secret) as http:
+        answer = ask_chat(own_target, http, **more)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 UNITS = ("1 ", "1-", "1.", "a@", "a@a.", "::", "ab:", "http://a", "sk-", "key=", "[a](", "<a", "eyJh", "-----BEGIN ")
@@ -120,6 +144,54 @@ def test_the_time_of_filters_grows_with_the_text_and_not_with_its_square(unit):
 
     # of a square it would be 256 times as much
     assert judge(32_000) < 100 * max(judge(2_000), 5e-4)
+
+
+LONG_TEXTS = {"numbers": "4111 1111 ", "zero-width": "\u200b\u200dx"}
+
+
+@pytest.mark.parametrize("unit", LONG_TEXTS.values(), ids=LONG_TEXTS)
+def test_the_longest_text_of_one_client_stops_no_other_one(target, unit):
+    """Class 3. Attacker: a client whose texts take filters seconds, once a second."""
+    texts = [(unit * 95_000)[:95_000]] * (2_000_000 // (95_000 * len(unit.encode()) // len(unit)))
+    body = json.dumps(
+        {"model": target.model, "messages": [{"role": "user", "content": text} for text in texts]}, ensure_ascii=False
+    ).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {target.secret}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    waits = []
+
+    with (
+        target.client(target.secret) as http,
+        socket.create_connection(("127.0.0.1", target.port), timeout=250) as connection,
+    ):
+        connection.sendall(head.encode() + body)
+        begun = time.monotonic()
+        while not select.select([connection], [], [], 0)[0]:
+            asked = time.monotonic()
+            assert http.get("/v1/models").status_code == 200
+            waits.append(time.monotonic() - asked)
+        assert connection.recv(12) in {b"HTTP/1.1 200", b"HTTP/1.1 400", b"HTTP/1.1 403"}
+
+    # whoever is stopped waits for nearly all of it at once
+    assert max(waits) < 0.5 * (time.monotonic() - begun)
+
+
+def test_requests_that_are_refused_use_up_the_requests_of_their_key(target):
+    """Class 3. Attacker: a client that has its bodies parsed, filtered and cut into tokens, and none answered."""
+    limits = {
+        "requests_per_minute": 4,
+        "requests_per_month": 100,
+        "tokens_per_minute": 10**9,
+        "tokens_per_month": 10**9,
+    }
+    _, secret = KeyStore.open(target.access).create_key(make_terms("carol", limits=limits))
+    chat = {"model": target.model, "messages": [{"role": "user", "content": "a"}]}
+    bodies = [{}, {**chat, "max_tokens": 10**6}, {**chat, "n_discard": 1}, {**chat, "model": "none"}, chat, {}]
+
+    with target.client(secret) as http:
+        statuses = [http.post("/v1/chat/completions", json=body).status_code for body in bodies]
+
+    assert statuses == [400, 400, 400, 404, 429, 429]
 
 
 @contextmanager

@@ -43,6 +43,8 @@ PROMPTS = ["the", "in the end", "a" * 70, "é and é", "x", "the " * 60, "and in
 WIDE = "start: " + " | ".join(f'"x" r{number}' for number in range(1500)) + "\n"
 WIDE += "\n".join(f'r{number}: "x{number}"' for number in range(1500))
 """Alternatives that all begin alike: more than a parser may hold at one place."""
+FACTORS = {"type": "object", "properties": {"a": {"allOf": [{"multipleOf": 997}, {"multipleOf": 9.91}]}}}
+"""Small numbers whose automaton has a state for each remainder of their product."""
 GREEDY = SamplingSettings(temperature=0.0)
 LONG = tuple(number % 50 + 1 for number in range(300))
 
@@ -209,6 +211,8 @@ def test_echoed_scores_are_those_of_the_model(directory, served, engine):
         ({"grammar": Grammar(kind="json_schema", source='{"type": "nothing"}')}, "grammar is refused"),
         ({"grammar": Grammar(kind="json_schema", source='{"x-guidance": {"lenient": true}}')}, "x-guidance"),
         ({"grammar": Grammar(kind="json_schema", source=json.dumps({"enum": ["a"] * 3000}))}, "2048 nodes"),
+        ({"grammar": Grammar(kind="json_schema", source='{"type": "integer", "multipleOf": 999999937}')}, "multipleOf"),
+        ({"grammar": Grammar(kind="json_schema", source=json.dumps(FACTORS))}, "multipleOf"),
         ({"grammar": Grammar(kind="lark", source=WIDE)}, "the grammar"),
     ],
 )
@@ -333,17 +337,48 @@ def test_an_owner_evicts_its_own_prefixes_alone():
     assert store.find_prefix("alice", ("another adapter", ""), [*texts[0], 9]) is None
 
 
+def test_beginnings_of_all_owners_have_no_more_room_than_texts(served):
+    """Attacker: nobody; each owner's honest chats fill a room, and the machine's memory with a few hundred of them."""
+    engine = BatchingEngine(served, EngineSettings(max_cache_tokens=256, max_owner_prefix_tokens=256), UNMARKED)
+    requests = [ask("and the " * 50, owner=owner, max_tokens=1) for owner in ("alice", "bob", "carol") * 2]
+    try:
+        reused = [answers(engine, [request])[0][0].reused_tokens for request in requests]
+    finally:
+        engine.close()
+
+    assert reused[:3] == [0, 0, 0]
+    assert [tokens > 0 for tokens in reused[3:]] == [True, True, False]
+
+
+def test_a_model_that_is_warm_prepares_nothing_at_a_request(directory, monkeypatch):
+    served = serve_model(directory)
+    served.warm_up()
+    monkeypatch.setattr("phalanx.serve.engine.hosted_model.find_tool_format", None)
+    monkeypatch.setattr("llguidance.hf.from_tokenizer", None)
+    monkeypatch.setattr(served.text_model, "end_of_turn", None)
+    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
+    message = ChatMessage(role="user", content="the")
+    request = ask(None, messages=(message,), grammar=Grammar(kind="json_object"), max_tokens=4)
+    try:
+        (events,) = answers(engine, [request])
+    finally:
+        engine.close()
+
+    assert isinstance(events[-1], ChoiceEnd)
+    assert served.tool_format is not None
+
+
 def test_an_idle_owner_gives_its_place_up_and_a_busy_one_does_not():
     now = 0.0
-    store = PrefixStore(max_tokens=CHUNK, read_clock=lambda: now)
+    store = PrefixStore(max_tokens=CHUNK, max_owners=20, read_clock=lambda: now)
     text = [1] * CHUNK
-    for number in range(300):
+    for number in range(30):
         store.put_prefix(str(number), PLAIN, text, make_cache(CHUNK))
-    has_place = [store.find_prefix(str(number), PLAIN, [*text, 2]) is not None for number in range(300)]
+    has_place = [store.find_prefix(str(number), PLAIN, [*text, 2]) is not None for number in range(30)]
     now = 601.0
     store.put_prefix("late", PLAIN, text, make_cache(CHUNK))
 
-    assert has_place == [True] * 256 + [False] * 44
+    assert has_place == [True] * 20 + [False] * 10
     assert store.find_prefix("late", PLAIN, [*text, 2]) is not None
     assert store.find_prefix("0", PLAIN, [*text, 2]) is None
 

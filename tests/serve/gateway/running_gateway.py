@@ -1,5 +1,6 @@
 """A gateway as a process of its own, before stubs of engines."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -55,6 +56,12 @@ class RunningGateway:
         body = {"model": "small", "messages": [{"role": "user", "content": text}], **more}
         with self.client(secret) as client:
             return client.post("/v1/chat/completions", json=body)
+
+    def list_models(self, secret: str) -> httpx2.Response:
+        """Ask until a connection is taken: the gateway learns of closed ones in its own time."""
+        while True:
+            with self.client(secret) as client, contextlib.suppress(httpx2.TransportError):
+                return client.get("/v1/models")
 
     def used(self, key_id: str) -> tuple[int, int, int]:
         days = [

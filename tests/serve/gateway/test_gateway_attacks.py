@@ -328,8 +328,7 @@ def test_many_connections_of_one_address_leave_room_for_answers(lab, tmp_path):
     assert closed == 20
     for sock in idle[:10]:
         sock.close()
-    with gateway.client(secret) as client:
-        assert client.get("/v1/models").status_code == 200
+    assert gateway.list_models(secret).status_code == 200
     for sock in idle:
         sock.close()
     assert gateway.stop() == 0

@@ -1,7 +1,11 @@
 """Parts of a gateway without a network: its file, pieces of streams, TLS."""
 
 import asyncio
+import contextlib
 import json
+import resource
+import select
+import socket
 import ssl
 import time
 from pathlib import Path
@@ -192,6 +196,48 @@ def test_tls_and_certificates_of_clients_are_asked_for(shared_lab, tmp_path, pki
         assert client.get("/v1/models").status_code == 200
     with gateway.client(None, verify=trusting) as keyless:
         assert keyless.get("/v1/models").status_code == 401
+    assert gateway.stop() == 0
+
+
+def test_connections_that_never_begin_tls_are_bounded_too(shared_lab, tmp_path, pki):
+    """Attacker: an address without a key that opens connections until the server has no file for another one."""
+    keys = make_access(tmp_path / "access")
+    _, secret = keys.make(limits=WIDE)
+    listen = {
+        "certificate": str(pki / "gateway" / "certificate.pem"),
+        "private_key": str(pki / "gateway" / "tls.key"),
+    }
+    config = {
+        "listen": listen,
+        "backends": backends(shared_lab.local, shared_lab.cloud),
+        "bounds": {"max_connections_per_address": 20},
+    }
+    gateway = RunningGateway(tmp_path, keys, config)
+    silent = [socket.create_connection(("127.0.0.1", gateway.port), timeout=250) for _ in range(40)]
+
+    for refused in silent[20:]:
+        with contextlib.suppress(ConnectionResetError):
+            assert refused.recv(1) == b""
+    # those that are held have not been given up for their silence
+    assert not select.select(silent[:20], [], [], 0)[0]
+    for held in silent:
+        held.close()
+    assert gateway.list_models(secret).status_code == 200
+    assert gateway.stop() == 0
+
+
+def test_a_gateway_takes_as_many_files_as_its_connections_need(shared_lab, tmp_path):
+    """Most systems begin with a limit of 1,024 files, below the connections of one address."""
+    keys = make_access(tmp_path / "access")
+    config = {"backends": backends(shared_lab.local, shared_lab.cloud), "bounds": {"max_connections": 400}}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        gateway = RunningGateway(tmp_path, keys, config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE)[0] >= 800
     assert gateway.stop() == 0
 
 

@@ -209,7 +209,7 @@ def chat_commands(out: Path) -> list[str]:
     return [
         f"phalanx generate {model} --chat",
         f"phalanx keys create --owner me --access {access}",
-        f"phalanx serve {model} --access {access}",
+        f"phalanx serve {model} --access {access} --chat-link me",
     ]
 
 

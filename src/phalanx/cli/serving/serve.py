@@ -49,7 +49,7 @@ def serve(
     ] = None,
     max_rows: Annotated[int, typer.Option("--max-rows", min=1, max=1024, help="Texts at the same time.")] = 32,
     max_waiting: Annotated[
-        int, typer.Option("--max-waiting", min=1, max=65536, help="Requests in the queue; others get 429.")
+        int, typer.Option("--max-waiting", min=1, max=65536, help="Requests in the queue; others get 503.")
     ] = 128,
     max_cache_tokens: Annotated[
         int, typer.Option("--max-cache-tokens", min=64, help="Room for keys and values, in tokens.")

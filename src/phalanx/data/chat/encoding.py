@@ -205,7 +205,8 @@ class ChatEncoder(Closeable):
         self._check_marks(text, messages)
         if is_whole:
             check_rendered(RenderedChat(text, ()), messages, self.chat_template.name)
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        # a batch of one: `encode` keeps the interpreter's lock, and a long prompt would stop all threads of a server
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def encode_ending(self, messages: Sequence[ChatMessage], ending: str) -> tuple[list[int], list[int]]:
         """Encode messages and the assistant's beginning as one text; return the ids before and of the ending."""

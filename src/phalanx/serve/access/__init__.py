@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ListenConfig as ListenConfig,
         bind_socket as bind_socket,
         make_server as make_server,
+        run_announced as run_announced,
     )
     from phalanx.serve.access.refusals import (
         RequestRefused as RequestRefused,

@@ -24,7 +24,7 @@ Number = Annotated[int, Field(ge=0, le=2**60)]
 
 
 class Reserved(StrictModel):
-    """A request begins, and may use so many tokens.
+    """A request begins, or may use more tokens than an earlier line with its number says.
 
     Attributes:
         number: Name of the reservation in `Settled`.

@@ -1,4 +1,7 @@
-"""Budgets of keys: reserved before a request begins, settled when it has ended, never lost by a crash."""
+"""Budgets of keys: a request counts before anything works on it, its tokens before an engine is asked.
+
+What was reserved is settled when the request has ended, and a crash loses no count.
+"""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -104,22 +107,36 @@ class _KeyUsage:
 
 
 class Reservation:
-    """The budget of one request; use it as a context manager.
+    """The budget of one request, which counts already; use it as a context manager.
 
-    A request that ends without `settle` has used all that was reserved.
+    A request that ends without `settle` has used all the tokens that were reserved.
     """
 
-    def __init__(self, entry: Reserved, second: _SecondUsage, settle: Callable[["Reservation", Settled], None]) -> None:
+    def __init__(self, budgets: "Budgets", entry: Reserved, second: _SecondUsage) -> None:
         self.entry, self.second = entry, second
-        self._settle = settle
+        self._budgets = budgets
         self._is_settled = False
+
+    def reserve_tokens(self, max_prompt_tokens: int, max_completion_tokens: int) -> None:
+        """Reserve the most that the request may use, once.
+
+        Args:
+            max_completion_tokens: Of all its answers together.
+
+        Raises:
+            BudgetExceeded: A limit of the key is reached; no token is counted.
+            DiskError: The journal cannot be written; no token is counted.
+        """
+        prompt, completion = max(0, max_prompt_tokens), max(0, max_completion_tokens)
+        self._budgets.raise_entry(self, self.entry.model_copy(update={"prompt": prompt, "completion": completion}))
 
     def settle(self, prompt_tokens: int, completion_tokens: int) -> None:
         """Count the usage, which may also be more than was reserved; a second call counts nothing."""
         if not self._is_settled:
             self._is_settled = True
             prompt, completion = max(0, prompt_tokens), max(0, completion_tokens)
-            self._settle(self, Settled(number=self.entry.number, prompt=prompt, completion=completion))
+            settled = Settled(number=self.entry.number, prompt=prompt, completion=completion)
+            self._budgets.settle_entry(self, settled)
 
     def __enter__(self) -> Self:
         return self
@@ -139,8 +156,9 @@ class Budgets(Closeable):
         now: Returns the time of day in UTC.
 
     Guarantees:
-        Each reservation is in the journal before its request begins. After `kill -9` it counts in full where it was
-        not settled; after a power failure the same holds for all that was written before the last `sync`.
+        Each request is in the journal before anything works on it, and its tokens before an engine does. After
+        `kill -9` it counts in full where it was not settled; after a power failure the same holds for all that was
+        written before the last `sync`.
         For one event loop: not safe to use from several threads.
 
     Raises:
@@ -160,32 +178,48 @@ class Budgets(Closeable):
             self._journal.close()
             raise
 
-    async def reserve(self, caller: Caller, max_prompt_tokens: int, max_completion_tokens: int) -> Reservation:
-        """Reserve the budget of one request.
-
-        Args:
-            max_prompt_tokens: The most that the request may use.
-            max_completion_tokens: The same for all its answers together.
+    def begin(self, caller: Caller) -> Reservation:
+        """Count one request, before anything works on it: what is refused later has cost work, and counts too.
 
         Raises:
-            BudgetExceeded: A limit of the key is reached; nothing is counted.
+            BudgetExceeded: A limit of the key is reached, or no token is left; nothing is counted.
             DiskError: The journal cannot be written; nothing is counted.
         """
-        prompt, completion = max(0, max_prompt_tokens), max(0, max_completion_tokens)
         moment = self._now()
-        time, day = int(moment.timestamp()), f"{moment:%Y-%m-%d}"
-        usage = self._keys[caller.key_id]
+        time = int(moment.timestamp())
+        usage, limits = self._keys[caller.key_id], self._limits_of(caller.key_id)
         usage.drop_old_seconds(time)
-        self._check_limits(self._limits_of(caller.key_id), usage, prompt + completion, moment)
-        entry = Reserved(number=self._next_number, key=caller.key_id, time=time, prompt=prompt, completion=completion)
+        if usage.num_open >= limits.concurrency:
+            raise BudgetExceeded("concurrency", _BUSY_RETRY_S)
+        for name in ("requests", "tokens"):
+            _check_room(limits, usage, name, 1, moment)
+        entry = Reserved(number=self._next_number, key=caller.key_id, time=time, prompt=0, completion=0)
         self._journal.append(entry)
         self._next_number += 1
         usage.num_open += 1
         self._open_entries[entry.number] = entry
         second = usage.second_at(time)
-        second.requests, second.tokens = second.requests + 1, second.tokens + prompt + completion
-        _count_reserved(usage.days[day], entry)
-        return Reservation(entry, second, self._settle_entry)
+        second.requests += 1
+        _count_reserved(usage.days[_day_of(time)], entry)
+        return Reservation(self, entry, second)
+
+    def raise_entry(self, reservation: Reservation, entry: Reserved) -> None:
+        """Count an entry with more tokens in the place of the one of a reservation.
+
+        Raises:
+            BudgetExceeded, DiskError: As `Reservation.reserve_tokens`.
+        """
+        moment = self._now()
+        usage = self._keys[entry.key]
+        usage.drop_old_seconds(int(moment.timestamp()))
+        added = entry.prompt + entry.completion - reservation.entry.prompt - reservation.entry.completion
+        _check_room(self._limits_of(entry.key), usage, "tokens", added, moment)
+        self._journal.append(entry)
+        # the second in which the request began may be out of the minute already
+        reservation.second = usage.second_at(int(moment.timestamp()))
+        reservation.second.tokens += added
+        _count_raised(usage.days[_day_of(entry.time)], reservation.entry, entry)
+        self._open_entries[entry.number] = reservation.entry = entry
 
     def usage_by_day(self) -> dict[tuple[str, str], DayUsage]:
         """Return usage by key id and day."""
@@ -199,7 +233,8 @@ class Budgets(Closeable):
         """Let another server open the journal; closing twice is harmless."""
         self._journal.close()
 
-    def _settle_entry(self, reservation: Reservation, settled: Settled) -> None:
+    def settle_entry(self, reservation: Reservation, settled: Settled) -> None:
+        """Count what a request has used in the place of what was reserved for it."""
         entry = reservation.entry
         usage = self._keys[entry.key]
         usage.num_open -= 1
@@ -209,27 +244,6 @@ class Budgets(Closeable):
         _count_settled(usage.days[_day_of(entry.time)], entry, settled)
         if self._journal.num_lines > _MAX_LINES:
             self._journal.replace_entries(self._summary())
-
-    def _check_limits(self, limits: KeyLimits, usage: _KeyUsage, tokens: int, moment: datetime) -> None:
-        if usage.num_open >= limits.concurrency:
-            raise BudgetExceeded("concurrency", _BUSY_RETRY_S)
-        requests, month_tokens = usage.month_usage(f"{moment:%Y-%m}")
-        next_month = (moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0) + timedelta(days=32)).replace(
-            day=1
-        )
-        until_next_month_s = int((next_month - moment).total_seconds()) + 1
-        if requests + 1 > limits.requests_per_month:
-            raise BudgetExceeded("requests_per_month", until_next_month_s)
-        if month_tokens + tokens > limits.tokens_per_month:
-            raise BudgetExceeded("tokens_per_month", until_next_month_s)
-        time = int(moment.timestamp())
-        for name, needed, limit in (
-            ("requests", 1, limits.requests_per_minute),
-            ("tokens", tokens, limits.tokens_per_minute),
-        ):
-            wait_s = _seconds_until_free(usage.seconds, name, limit - needed, time)
-            if wait_s:
-                raise BudgetExceeded(f"{name}_per_minute", wait_s)
 
     def _summary(self) -> Iterator[BudgetEntry]:
         """Yield the entries of a journal that says the same in fewer lines; open reservations keep their own."""
@@ -292,6 +306,11 @@ def _read_usage(path: Path, now: int) -> tuple[dict[str, _KeyUsage], int]:
         second = usage.second_at(min(entry.time, now))
         if isinstance(entry, MinuteCount):
             second.requests, second.tokens = second.requests + entry.requests, second.tokens + entry.tokens
+        elif entry.number in unsettled:
+            begun = unsettled[entry.number][0]
+            second.tokens += entry.prompt + entry.completion - begun.prompt - begun.completion
+            _count_raised(usage.days[_day_of(entry.time)], begun, entry)
+            unsettled[entry.number] = entry, second
         else:
             second.requests += 1
             second.tokens += entry.prompt + entry.completion
@@ -307,9 +326,32 @@ def _count_reserved(usage: DayUsage, entry: Reserved) -> None:
     usage.completion_tokens += entry.completion
 
 
+def _count_raised(usage: DayUsage, begun: Reserved, entry: Reserved) -> None:
+    usage.prompt_tokens += entry.prompt - begun.prompt
+    usage.completion_tokens += entry.completion - begun.completion
+
+
 def _count_settled(usage: DayUsage, entry: Reserved, settled: Settled) -> None:
     usage.prompt_tokens += settled.prompt - entry.prompt
     usage.completion_tokens += settled.completion - entry.completion
+
+
+def _check_room(limits: KeyLimits, usage: _KeyUsage, name: str, needed: int, moment: datetime) -> None:
+    """Check a month's and a minute's limit of ``requests`` or ``tokens``.
+
+    Raises:
+        BudgetExceeded: One of them leaves no room for `needed` more.
+    """
+    requests, tokens = usage.month_usage(f"{moment:%Y-%m}")
+    month = {"requests": requests, "tokens": tokens}[name]
+    if month + needed > getattr(limits, f"{name}_per_month"):
+        month_start = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        next_month = (month_start + timedelta(days=32)).replace(day=1)
+        raise BudgetExceeded(f"{name}_per_month", int((next_month - moment).total_seconds()) + 1)
+    room = getattr(limits, f"{name}_per_minute") - needed
+    wait_s = _seconds_until_free(usage.seconds, name, room, int(moment.timestamp()))
+    if wait_s:
+        raise BudgetExceeded(f"{name}_per_minute", wait_s)
 
 
 def _seconds_until_free(seconds: deque[_SecondUsage], name: str, room: int, now: int) -> int:

@@ -33,7 +33,7 @@ class KeyGuard:
         Every path, method and kind of connection without a valid key is answered 401, by the same bytes for a path
         that exists and one that does not; no byte of its body is read. An answer that is being sent ends when its
         key is revoked, expires or is quarantined, when its session of the chat page ends, and when a model that writes
-        it is quarantined. A key has at most as many bodies in memory as its concurrency. Lifespan events pass.
+        it is quarantined. A key has at most as many bodies that are read as its concurrency. Lifespan events pass.
     """
 
     def __init__(

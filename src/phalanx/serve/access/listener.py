@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
+import resource
 import signal
 import socket
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -21,6 +24,12 @@ from phalanx.config import RefusedKeyError, StrictModel
 from phalanx.errors import ConfigError, describe_fault
 from phalanx.serve.access.refusals import App
 from phalanx.serve.access.request_bounds import RequestBounds
+
+_log = logging.getLogger(__name__)
+_OTHER_FILES = 256
+_NUM_THREADS = 64
+_CUT = "ASGI callable returned without completing response."
+"""What uvicorn calls an answer that the door has cut."""
 
 
 class ListenConfig(StrictModel):
@@ -96,8 +105,10 @@ def make_server(app: App, listen: ListenConfig, bounds: RequestBounds, drain_s: 
         app,
         host=listen.host,
         port=listen.port,
-        # a class, so each server has connections of its own
-        http=type("BoundedProtocol", (_BoundedProtocol,), {"bounds": bounds, "num_of_address": Counter()}),
+        # a class, so each server has bounds of its own
+        http=type("BoundedProtocol", (_BoundedProtocol,), {"bounds": bounds}),
+        # others accept connections without asking the listener
+        loop="asyncio",
         ws="none",
         proxy_headers=False,
         server_header=False,
@@ -118,7 +129,29 @@ def make_server(app: App, listen: ListenConfig, bounds: RequestBounds, drain_s: 
         raise ConfigError(f"listen: the certificate or its key cannot be used ({exc.strerror})") from exc
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(_drop_messages)
-    return _DrainingServer(config)
+    _allow_files(bounds)
+    return _DrainingServer(config, bounds)
+
+
+def _allow_files(bounds: RequestBounds) -> None:
+    """Let the process open a file for each connection and one for what stands behind it, as far as the system allows.
+
+    Many systems begin with 1,024; a server without a free file accepts nobody.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * bounds.max_connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        _log.warning(
+            "the system allows this process %d open files, and %d connections may need %d; raise the limit "
+            "(ulimit -Hn), or lower bounds.max_connections",
+            allowed,
+            bounds.max_connections,
+            needed,
+        )
 
 
 def _drop_messages(record: logging.LogRecord) -> bool:
@@ -127,7 +160,29 @@ def _drop_messages(record: logging.LogRecord) -> bool:
     if fault is not None:
         record.msg, record.args = "a request failed inside: %s", (describe_fault(fault),)
         record.exc_info = record.exc_text = None
+    elif record.msg == _CUT:
+        record.msg = "an answer was cut: its key or model is out of service, or its client takes nothing"
     return True
+
+
+def run_announced(server: uvicorn.Server, sock: socket.socket, announce: Callable[[], None]) -> None:
+    """Serve on a socket that is bound, until the process is told to stop.
+
+    Args:
+        announce: Called once requests are taken, and a signal ends the server in order.
+    """
+
+    async def serve() -> None:
+        # the default is a few threads, which the long texts of one key could take from all others
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS, "serve"))
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        while not (server.started or serving.done()):
+            await asyncio.sleep(0.01)
+        if server.started:
+            announce()
+        await serving
+
+    asyncio.run(serve())
 
 
 def bind_socket(listen: ListenConfig) -> socket.socket:
@@ -146,8 +201,53 @@ def bind_socket(listen: ListenConfig) -> socket.socket:
     return sock
 
 
+class _Connection(socket.socket):
+    """A connection that gives its place back when it is closed."""
+
+    free_place: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        super().close()
+        free_place, self.free_place = self.free_place, None
+        if free_place is not None:
+            free_place()
+
+
+class _BoundedListener(socket.socket):
+    """The socket of a server with a bounded number of connections: they count before TLS begins, of all that come."""
+
+    def __init__(self, sock: socket.socket, bounds: RequestBounds) -> None:
+        super().__init__(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
+        self._bounds = bounds
+        self._num_of_address: Counter[str] = Counter()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        plain, address = super().accept()
+        connection = _Connection(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        host, counts = str(address[0]), self._num_of_address
+        if counts.total() >= self._bounds.max_connections or counts[host] >= self._bounds.max_connections_per_address:
+            connection.close()
+            raise ConnectionAbortedError
+        counts[host] += 1
+
+        def free_place() -> None:
+            counts[host] -= 1
+            if not counts[host]:
+                del counts[host]
+
+        connection.free_place = free_place
+        return connection, address
+
+
 class _DrainingServer(uvicorn.Server):
     """A server after which the process goes on: uvicorn's own would end it by the signal that stopped the server."""
+
+    def __init__(self, config: uvicorn.Config, bounds: RequestBounds) -> None:
+        super().__init__(config)
+        self._bounds = bounds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([_BoundedListener(sock, self._bounds) for sock in sockets or ()])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -163,24 +263,14 @@ class _DrainingServer(uvicorn.Server):
 
 
 class _BoundedProtocol(H11Protocol):
-    """HTTP of uvicorn with three additions: time limits for headers and for taking what is sent, and connections."""
+    """HTTP of uvicorn with two additions: time limits for headers and for taking what is sent."""
 
     bounds: RequestBounds
-    num_of_address: Counter[str]
     _timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
-    _address = ""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._address = self.client[0] if self.client else ""
-        self.num_of_address[self._address] += 1
-        if (
-            len(self.connections) > self.bounds.max_connections
-            or self.num_of_address[self._address] > self.bounds.max_connections_per_address
-        ):
-            transport.abort()
-            return
         # whatever a client does not take is timed, also where all of it would fit into this process's memory; at 0, a
         # transport of TLS pauses before anything is written
         transport.set_write_buffer_limits(high=1, low=0)
@@ -198,9 +288,6 @@ class _BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
         self._cancel_send_timer()
-        self.num_of_address[self._address] -= 1
-        if self.num_of_address[self._address] <= 0:
-            del self.num_of_address[self._address]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

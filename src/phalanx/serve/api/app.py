@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -99,11 +99,17 @@ class _Routes:
 
         async def generate(request: Request) -> Response:
             caller = _caller_of(request)
-            body = parse_body(route.body, await request.body())
-            generations = translate_body(lambda: body.translate(caller))
-            opened = await _unless_left(request, lambda: self._service.open_reply(generations, caller, route.path))
-            if not isinstance(opened, ModelReply):
-                return Response(status_code=499)
+            with ExitStack() as stack:
+                reservation = stack.enter_context(self._service.begin_request(caller))
+                body = parse_body(route.body, await request.body())
+                generations = translate_body(lambda: body.translate(caller))
+                opened = await _unless_left(
+                    request, lambda: self._service.open_reply(generations, caller, route.path, reservation)
+                )
+                if not isinstance(opened, ModelReply):
+                    return Response(status_code=499)
+                # the reply settles it
+                stack.pop_all()
             request.scope["state"]["models"] += self._service.pool.digests_of(opened.card)
             names = self._service.pool.find_engine(opened.card.id).served.token_names
             writer = route.writer(body, opened, names)
@@ -125,17 +131,21 @@ class _Routes:
 
     async def embed(self, request: Request) -> Response:
         """Answer with vectors."""
-        body = parse_body(EmbeddingBody, await request.body())
-        vectors, num_tokens = await self._service.embed_texts(
-            body.model, body.texts(), _caller_of(request), "/v1/embeddings"
-        )
+        caller = _caller_of(request)
+        with self._service.begin_request(caller) as reservation:
+            body = parse_body(EmbeddingBody, await request.body())
+            vectors, num_tokens = await self._service.embed_texts(
+                body.model, body.texts(), caller, "/v1/embeddings", reservation
+            )
         return JSONResponse(body.describe(vectors, num_tokens))
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer with the number of tokens of a chat."""
-        body, caller = parse_body(CountBody, await request.body()), _caller_of(request)
-        generation = translate_body(lambda: body.make_request(caller, 1, (), SamplingSettings()))
-        num_tokens = await self._service.count_tokens(generation, caller, "/v1/messages/count_tokens")
+        caller = _caller_of(request)
+        with self._service.begin_request(caller):
+            body = parse_body(CountBody, await request.body())
+            generation = translate_body(lambda: body.make_request(caller, 1, (), SamplingSettings()))
+            num_tokens = await self._service.count_tokens(generation, caller, "/v1/messages/count_tokens")
         return JSONResponse({"input_tokens": num_tokens})
 
     async def open_session(self, request: Request) -> Response:

@@ -185,10 +185,16 @@ ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat | GrammarFor
 
 
 def make_grammar(form: TextFormat | ObjectFormat | SchemaFormat | GrammarFormat | None) -> Grammar | None:
-    """Return the grammar of a response format."""
+    """Return the grammar of a response format.
+
+    Raises:
+        BadRequestError: It holds a schema where none is checked, or one that is too long.
+    """
     if isinstance(form, ObjectFormat):
         return Grammar(kind="json_object")
     if isinstance(form, GrammarFormat):
+        if form.syntax == "lark" and "%json" in form.definition:
+            raise BadRequestError("a Lark grammar holds no %json; send the schema as json_schema", "response_format")
         return Grammar(kind=form.syntax, source=form.definition)
     return schema_grammar(form.json_schema.schema_) if isinstance(form, SchemaFormat) else None
 

@@ -1,5 +1,6 @@
 """From an internal request to the events of its reply, for every protocol: rights, filters, budgets, tools and log."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
@@ -244,8 +245,26 @@ class Service:
             raise model_quarantined()
         return card
 
-    async def open_reply(self, requests: Sequence[GenerationRequest], caller: Caller, route: str) -> ModelReply:
+    def begin_request(self, caller: Caller) -> Reservation:
+        """Count a request before its body is parsed, so that one which is refused later has been counted.
+
+        Raises:
+            RequestRefused: A budget of the key is used up.
+        """
+        try:
+            return self.access.budgets.begin(caller)
+        except PhalanxError as exc:
+            raise refusal_of(exc) from exc
+        except BudgetExceeded as exc:
+            raise _refuse_budget(exc) from exc
+
+    async def open_reply(
+        self, requests: Sequence[GenerationRequest], caller: Caller, route: str, reservation: Reservation
+    ) -> ModelReply:
         """Begin to answer the prompts of one call.
+
+        Args:
+            reservation: Of the request; the reply settles it.
 
         Raises:
             RequestRefused: Rights, filters, bounds, the queue or the budget refuse.
@@ -253,18 +272,17 @@ class Service:
         try:
             card = self.find_card(requests[0].model, caller)
             notes: list[FilterNote] = []
-            admitted = [self._admit_request(request, notes) for request in requests]
-            prompts = [await self.pool.encode_prompt(request) for request in admitted]
-            note_prompts(prompts, has_logprobs=requests[0].logprobs is not None)
+            admitted, prompts = await asyncio.to_thread(self._read_prompts, requests, notes)
             engine = self.pool.find_engine(card.id)
             num_new = sum(
                 engine.check_request(request, prompt) * request.n
                 for request, prompt in zip(admitted, prompts, strict=True)
             )
+            note_prompts(prompts, has_logprobs=requests[0].logprobs is not None)
             forced = [self._force_tool(request) for request in admitted]
             keeps = self.access.request_log.seals_texts
             reply = ModelReply(card, forced, prompts, self.filters, notes, keeps_answers=keeps)
-            reservation = await self.access.budgets.reserve(caller, sum(map(len, prompts)), num_new)
+            reservation.reserve_tokens(sum(map(len, prompts)), num_new)
             reply.on_close.append(lambda: self._finish_reply(reply, reservation, caller, route))
             try:
                 await reply.start(self.pool, [self._reader_of(request) for request in admitted])
@@ -278,7 +296,12 @@ class Service:
         return reply
 
     async def embed_texts(
-        self, model_id: str, texts: Sequence[str | tuple[int, ...]], caller: Caller, route: str
+        self,
+        model_id: str,
+        texts: Sequence[str | tuple[int, ...]],
+        caller: Caller,
+        route: str,
+        reservation: Reservation,
     ) -> tuple[list[list[float]], int]:
         """Return one vector a text, and how many tokens they have together."""
         requests = [
@@ -289,14 +312,12 @@ class Service:
         ]
         try:
             card = self.find_card(model_id, caller)
-            admitted = [self._admit_request(request, []) for request in requests]
-            prompts = [await self.pool.encode_prompt(request) for request in admitted]
+            admitted, prompts = await asyncio.to_thread(self._read_prompts, requests, [])
             num_tokens = sum(map(len, prompts))
             if max(map(len, prompts)) > card.window:
                 raise BadRequestError(f"a text has more tokens than the model's window of {card.window}", "input")
-            with await self.access.budgets.reserve(caller, num_tokens, 0) as reservation:
-                vectors = await self.pool.embed_texts(model_id, prompts)
-                reservation.settle(num_tokens, 0)
+            reservation.reserve_tokens(num_tokens, 0)
+            vectors = await self.pool.embed_texts(model_id, prompts)
         except PhalanxError as exc:
             raise refusal_of(exc) from exc
         except BudgetExceeded as exc:
@@ -311,15 +332,18 @@ class Service:
         """Return the number of tokens of a prompt; it costs one request and no tokens."""
         try:
             card = self.find_card(request.model, caller)
-            with await self.access.budgets.reserve(caller, 0, 0) as reservation:
-                num_tokens = len(await self.pool.encode_prompt(request))
-                reservation.settle(0, 0)
+            num_tokens = len(await self.pool.encode_prompt(request))
         except PhalanxError as exc:
             raise refusal_of(exc) from exc
-        except BudgetExceeded as exc:
-            raise _refuse_budget(exc) from exc
         self.access.request_log.record_request(caller, RequestFacts(route, card.digest, 200))
         return num_tokens
+
+    def _read_prompts(
+        self, requests: Sequence[GenerationRequest], notes: list[FilterNote]
+    ) -> tuple[list[GenerationRequest], list[tuple[int, ...]]]:
+        """Return requests as filters admit them, and their prompts in tokens; for a thread: 2 MiB take seconds."""
+        admitted = [self._admit_request(request, notes) for request in requests]
+        return admitted, [self.pool.find_engine(request.model).served.encode_prompt(request) for request in admitted]
 
     def _admit_request(self, request: GenerationRequest, notes: list[FilterNote]) -> GenerationRequest:
         """Return a request with the texts that filters admit."""
@@ -403,7 +427,8 @@ def _texts_of(requests: Sequence[GenerationRequest], answers: Sequence[str]) -> 
 
 def _refuse_budget(exc: BudgetExceeded) -> RequestRefused:
     note_budget(exc.limit)
-    return RequestRefused(429, exc.limit, "The key's budget is used up.", retry_after_s=exc.retry_after_s)
+    message = f"The budget {exc.limit} of this key is used up."
+    return RequestRefused(429, exc.limit, message, retry_after_s=exc.retry_after_s)
 
 
 def refusal_of(exc: PhalanxError) -> RequestRefused:

@@ -42,7 +42,8 @@ class EngineSettings(StrictModel):
     Attributes:
         max_rows: Texts that are written at the same time.
         max_waiting: Requests in the queue; further ones are refused.
-        max_cache_tokens: Tokens of all texts together for which keys and values are kept.
+        max_cache_tokens: Tokens of all texts together for which keys and values are kept; reusable beginnings of all
+            owners together have twice as many again.
         max_owner_prefix_tokens: Tokens that one owner's reusable beginnings may have; 0 reuses nothing.
         max_step_tokens: Tokens of one step; prompts are read between the steps of other texts.
         default_max_tokens: Bound of a choice where the client names none.
@@ -71,7 +72,8 @@ class BatchingEngine:
         self._mark = mark
         if settings.reproducible:
             check_fixed_rows(served.module)
-        self._prefixes = PrefixStore(settings.max_owner_prefix_tokens)
+        of_owner = settings.max_owner_prefix_tokens
+        self._prefixes = PrefixStore(of_owner, max(1, 2 * settings.max_cache_tokens // max(1, of_owner)))
         self._waiting: deque[TextJob] = deque()
         self._states = StatesQueue(served, settings.max_waiting, settings.max_step_tokens)
         self._rows: list[WrittenChoice] = []
@@ -150,8 +152,9 @@ class BatchingEngine:
     ) -> TextJob:
         served, choosers = self.served, []
         keeps_special = bool(request.tools)
+        beginning = None if request.grammar is None else served.grammars.compile_grammar(request.grammar)
         for choice in range(request.n):
-            grammar = None if request.grammar is None else served.grammars.compile_grammar(request.grammar)
+            grammar = None if beginning is None else beginning.copy()
             rule = request.sampling
             draw = self._mark.begin_text(
                 rule, rule.seed, choice, wants_mark=request.wants_mark, may_skip=request.may_skip_mark

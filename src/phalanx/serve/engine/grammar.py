@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import math
 import threading
+from collections.abc import Iterator
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import ModelError
@@ -12,6 +15,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _MAX_SCHEMA_NODES = 2048
+_MAX_MULTIPLE = 100_000
+"""An automaton has a state for each remainder: beyond it seconds and hundreds of megabytes."""
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 1000,
     "initial_lexer_fuel": 500_000,
@@ -28,6 +33,10 @@ class GrammarState:
 
     def __init__(self, matcher: "LLMatcher") -> None:
         self._matcher = matcher
+
+    def copy(self) -> "GrammarState":
+        """Return the place of another text, which goes on by itself."""
+        return GrammarState(self._matcher.deep_copy())
 
     def allowed_bits(self) -> bytes:
         """Return one bit a token, the lowest first: which ones may follow.
@@ -75,18 +84,22 @@ class GrammarCompiler:
             source = _source_of(grammar)
         except ValueError as exc:
             raise BadRequestError(f"the schema is no JSON schema: {str(exc)[:200]}", "response_format") from exc
-        with self._turn:
-            prepared = self._prepared = self._prepared or self._prepare_tokenizer()
+        prepared = self.prepare_tokenizer()
         matcher = LLMatcher(prepared, source, log_level=0, limits=LLParserLimits(**_LIMITS))
         if matcher.is_error():
             first = matcher.get_error().strip().splitlines()[0]
             raise BadRequestError(f"the grammar is refused: {first[:200]}", "response_format")
         return GrammarState(matcher)
 
-    def _prepare_tokenizer(self) -> "LLTokenizer":
+    def prepare_tokenizer(self) -> "LLTokenizer":
+        """Return the vocabulary as llguidance takes it, which is prepared once; the package must be installed."""
         from llguidance.hf import from_tokenizer  # noqa: PLC0415  -- an extra
 
-        return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=sorted(self._ends) or None)
+        with self._turn:
+            if self._prepared is None:
+                ends = sorted(self._ends) or None
+                self._prepared = from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=ends)
+            return self._prepared
 
 
 def _source_of(grammar: Grammar) -> str:
@@ -97,8 +110,7 @@ def _source_of(grammar: Grammar) -> str:
     if grammar.kind == "lark":
         return LLMatcher.grammar_from_lark(grammar.source)
     schema = {"type": "object"} if grammar.kind == "json_object" else json.loads(grammar.source)
-    if _count_nodes(schema) > _MAX_SCHEMA_NODES:
-        raise BadRequestError(f"the schema has more than {_MAX_SCHEMA_NODES} nodes; make it smaller", "response_format")
+    check_schema(schema)
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise BadRequestError("x-guidance: sets options of the compiler; take it out of the schema", "response_format")
     # as Python's json writes; free white space would let a model write it without end
@@ -106,7 +118,39 @@ def _source_of(grammar: Grammar) -> str:
     return LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
 
 
-def _count_nodes(value: object) -> int:
-    if isinstance(value, dict):
-        return 1 + sum(map(_count_nodes, value.values()))
-    return 1 + sum(map(_count_nodes, value)) if isinstance(value, list) else 1
+def check_schema(schema: object) -> None:
+    """Check the bounds of a client's schema.
+
+    Raises:
+        BadRequestError: It has too many nodes, or too large a number in ``multipleOf``.
+    """
+    nodes = list(_walk_nodes(schema))
+    if len(nodes) > _MAX_SCHEMA_NODES:
+        raise BadRequestError(f"the schema has more than {_MAX_SCHEMA_NODES} nodes; make it smaller", "response_format")
+    factors = [Decimal(str(node["multipleOf"])) for node in nodes if _has_factor(node)]
+    if factors and _common_multiple(factors) > _MAX_MULTIPLE:
+        message = f"multipleOf: the least common multiple is above {_MAX_MULTIPLE}; use smaller numbers"
+        raise BadRequestError(message, "response_format")
+
+
+def _walk_nodes(value: object) -> Iterator[Any]:
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, dict | list):
+            waiting.extend(node.values() if isinstance(node, dict) else node)
+
+
+def _has_factor(node: object) -> bool:
+    factor = node.get("multipleOf") if isinstance(node, dict) else None
+    return isinstance(factor, int | float) and not isinstance(factor, bool) and factor > 0
+
+
+def _common_multiple(factors: list[Decimal]) -> int:
+    """Return the least common multiple, in units of the last decimal that one of the numbers has."""
+    digits = [factor.normalize().as_tuple() for factor in factors]
+    last = min(0, *(int(parts.exponent) for parts in digits))
+    if any(int(parts.exponent) - last + len(parts.digits) > len(str(_MAX_MULTIPLE)) for parts in digits):
+        return _MAX_MULTIPLE + 1
+    return math.lcm(*(int(factor.scaleb(-last)) for factor in factors))

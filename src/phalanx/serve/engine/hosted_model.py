@@ -1,9 +1,11 @@
 """A model with its adapters, tokenizer, chat template and grammars, ready for the engine."""
 
+import contextlib
 import hashlib
+import importlib.util
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -109,12 +111,12 @@ class HostedModel:
     def choose_adapter(self, name: str) -> AbstractContextManager[object]:
         """Activate an adapter, or none, inside a context; for the decode loop alone."""
         if self._peft is None:
-            return nullcontext()
+            return contextlib.nullcontext()
         if not name:
             context: AbstractContextManager[object] = self._peft.disable_adapter()
             return context
         self._peft.set_adapter(_slot_name(name), inference_mode=True)
-        return nullcontext()
+        return contextlib.nullcontext()
 
     @property
     def forks_texts(self) -> bool:
@@ -184,6 +186,13 @@ class HostedModel:
     def tool_format(self) -> ToolFormat | None:
         """How the template writes a call of a tool; None where it writes no tools."""
         return find_tool_format(self.text_model)
+
+    def warm_up(self) -> None:
+        """Compute what the first requests would wait for; what a broken template prevents fails at its requests."""
+        with contextlib.suppress(PhalanxError):
+            _ = self.text_ends, self.turn_ends, self.token_names, self.tool_format
+            if importlib.util.find_spec("llguidance") is not None:
+                self.grammars.prepare_tokenizer()
 
     def encode_prompt(self, request: GenerationRequest) -> tuple[int, ...]:
         """Return the prompt of a request in tokens.

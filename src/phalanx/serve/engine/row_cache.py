@@ -12,7 +12,6 @@ from torch import Tensor
 CHUNK = 64
 """Prompts are read in pieces that end at multiples of this, and reused up to one: a text that goes on from a reused
 beginning is computed in the same pieces as one that does not."""
-_MAX_OWNERS = 256
 _IDLE_S = 600.0
 
 
@@ -81,11 +80,14 @@ class PrefixStore:
 
     Args:
         max_tokens: Bound of one owner, whose oldest beginnings are dropped beyond it.
+        max_owners: Owners with a room; a further one waits until another has given its room up.
         read_clock: Seconds; an owner that is idle for ten minutes gives its room up.
     """
 
-    def __init__(self, max_tokens: int, read_clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_tokens, self._read_clock = max_tokens, read_clock
+    def __init__(
+        self, max_tokens: int, max_owners: int = 256, read_clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_tokens, self._max_owners, self._read_clock = max_tokens, max_owners, read_clock
         self._owners: dict[str, _Owner] = {}
 
     def find_prefix(self, owner: str, scope: tuple[str, str], ids: Sequence[int]) -> RowCache | None:
@@ -129,7 +131,7 @@ class PrefixStore:
         if room is None:
             for name in [name for name, other in self._owners.items() if now - other.used_at > _IDLE_S]:
                 del self._owners[name]
-            if len(self._owners) >= _MAX_OWNERS:
+            if len(self._owners) >= self._max_owners:
                 return None
             room = self._owners[owner] = _Owner()
         room.used_at = now

@@ -9,6 +9,7 @@ from typing import Any
 from phalanx.data.chat import ChatMessage
 from phalanx.data.chat.conversation import Conversation, ToolCall
 from phalanx.errors import DataError, ModelError
+from phalanx.serve.engine.grammar import check_schema
 from phalanx.serve.engine.request import Grammar, Tool
 from phalanx.serve.text_model import TextModel
 
@@ -30,7 +31,13 @@ class ToolFormat:
     arguments_key: str = "arguments"
 
     def grammar_of(self, tools: Sequence[Tool]) -> Grammar:
-        """Return the grammar of one call of any of some tools."""
+        """Return the grammar of one call of any of some tools.
+
+        Raises:
+            BadRequestError: One of their schemas is beyond its bounds.
+        """
+        for tool in tools:
+            check_schema(tool.parameters)
         rules = [
             f"start: {json.dumps(self.before)} WS call WS {json.dumps(self.after)}" if self.before else "start: call"
         ]

@@ -27,9 +27,11 @@ from phalanx.serve.access import (
     bind_socket,
     make_server,
     model_quarantined,
+    run_announced,
 )
 from phalanx.serve.access.event_padding import EventPadder, wants_padding
 from phalanx.serve.access.refusals import App, route_of
+from phalanx.serve.access.request_bounds import run_aside
 from phalanx.serve.access.request_notes import note_budget, note_prompts
 from phalanx.serve.filters import TextFilters
 from phalanx.serve.gateway.answers import AnswerFacts, check_status, clean_answer, read_whole
@@ -117,35 +119,49 @@ class Gateway:
     def _make_endpoint(self, route: Route) -> Any:
         async def answer_request(request: Request) -> Response:
             caller: Caller = request.state.caller
-            try:
-                forwarded = read_request(route, await request.body(), caller.owner, self._config.limits, self._filters)
-                note_prompts(forwarded.prompt_words(), has_logprobs=forwarded.has_scores)
-                reservation = await self._reserve(caller, forwarded)
-                request.state.models.append((forwarded.model, ""))
-            except RequestRefused as refusal:
-                verdicts = (f"{refusal.param}: refused",) if refusal.code == "text_refused" else (refusal.code,)
-                facts = RequestFacts(route.path, "", refusal.status, verdicts=verdicts)
-                self._access.request_log.record_request(caller, facts)
-                raise
+            with contextlib.ExitStack() as stack:
+                try:
+                    reservation = stack.enter_context(self._begin_request(caller))
+                    forwarded = await self._read_request(route, await request.body(), caller)
+                    self._reserve_tokens(reservation, forwarded)
+                except RequestRefused as refusal:
+                    verdicts = (f"{refusal.param}: refused",) if refusal.code == "text_refused" else (refusal.code,)
+                    facts = RequestFacts(route.path, "", refusal.status, verdicts=verdicts)
+                    self._access.request_log.record_request(caller, facts)
+                    raise
+                # the entry settles it
+                stack.pop_all()
+            request.state.models.append((forwarded.model, ""))
             entry = _Entry(self._access.request_log, caller, forwarded, reservation)
             padder = EventPadder() if wants_padding(forwarded.wants_padding, request.url.scheme) else None
             return await self._forward(entry, forwarded, padder)
 
         return answer_request
 
-    async def _reserve(self, caller: Caller, forwarded: ForwardedRequest) -> Reservation:
+    async def _read_request(self, route: Route, body: bytes, caller: Caller) -> ForwardedRequest:
+        def read() -> ForwardedRequest:
+            forwarded = read_request(route, body, caller.owner, self._config.limits, self._filters)
+            note_prompts(forwarded.prompt_words(), has_logprobs=forwarded.has_scores)
+            return forwarded
+
+        forwarded = await run_aside(len(body), read)
         if not caller.allows_model(forwarded.model):
             raise _no_model()
         if not self._access.key_store.allows_models([(forwarded.model, "")]):
             raise model_quarantined()
+        return forwarded
+
+    def _begin_request(self, caller: Caller) -> Reservation:
         try:
-            return await self._access.budgets.reserve(
-                caller, forwarded.max_prompt_tokens, forwarded.max_completion_tokens
-            )
+            return self._access.budgets.begin(caller)
         except BudgetExceeded as exc:
-            note_budget(exc.limit)
-            message = f"The budget {exc.limit} of this key is used up."
-            raise RequestRefused(429, "budget_exceeded", message, retry_after_s=exc.retry_after_s) from exc
+            raise _refuse_budget(exc) from exc
+
+    def _reserve_tokens(self, reservation: Reservation, forwarded: ForwardedRequest) -> None:
+        try:
+            reservation.reserve_tokens(forwarded.max_prompt_tokens, forwarded.max_completion_tokens)
+        except BudgetExceeded as exc:
+            raise _refuse_budget(exc) from exc
 
     async def _forward(self, entry: "_Entry", forwarded: ForwardedRequest, padder: EventPadder | None) -> Response:
         """Send a request to an engine and return its answer; the entry is closed once, however this ends."""
@@ -162,7 +178,9 @@ class Gateway:
                     # what is open ends with the stream
                     return _ClosingStream(relay.relay(answer, entry.finish), stack.pop_all())
                 content = await read_whole(answer, max_bytes, max_s)
-                whole = clean_answer(content, forwarded, self._filters, entry.facts)
+                whole = await run_aside(
+                    len(content), lambda: clean_answer(content, forwarded, self._filters, entry.facts)
+                )
                 entry.facts.is_complete = True
             except RequestRefused as refusal:
                 entry.refusal = refusal
@@ -249,6 +267,12 @@ def _stop_after_fault(task: asyncio.Task[None]) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
+def _refuse_budget(exc: BudgetExceeded) -> RequestRefused:
+    note_budget(exc.limit)
+    message = f"The budget {exc.limit} of this key is used up."
+    return RequestRefused(429, "budget_exceeded", message, retry_after_s=exc.retry_after_s)
+
+
 def _no_model() -> RequestRefused:
     # the same for a model that a key may not use: a key learns of no other models
     return RequestRefused(404, "model_not_found", "There is no such model on this route.", param="model")
@@ -327,12 +351,8 @@ def run_gateway(config: GatewayConfig, announce: Any = lambda address: None) -> 
     operator = None if config.operator is None else Peer.from_hex("operator", config.operator)
     with Access.open(config.access, operator, config.seal_texts) as access:
         server = make_server(make_gateway(config, access), config.listen, config.bounds, config.drain_s)
-        sock = bind_socket(config.listen)
-        sock.listen(2048)
-        scheme = "http" if config.listen.certificate is None else "https"
-        host, port = sock.getsockname()[:2]
-        announce(f"{scheme}://{host}:{port}")
-        try:
-            server.run(sockets=[sock])
-        finally:
-            sock.close()
+        with contextlib.closing(bind_socket(config.listen)) as sock:
+            scheme = "http" if config.listen.certificate is None else "https"
+            host, port = sock.getsockname()[:2]
+            address = f"[{host}]" if ":" in host else host
+            run_announced(server, sock, lambda: announce(f"{scheme}://{address}:{port}"))

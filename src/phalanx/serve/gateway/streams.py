@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 from phalanx.serve.access.event_padding import EventPadder
 from phalanx.serve.access.refusals import RequestRefused, error_body
+from phalanx.serve.access.request_bounds import run_aside
 from phalanx.serve.engine_links import EngineReply
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
 from phalanx.serve.gateway.answers import (
@@ -62,7 +64,7 @@ class AnswerStream:
                     finish()
                     yield _END
                     return
-                for part in self._convert_part(parse_answer(line, self._request, is_part=True)):
+                for part in await run_aside(len(line), partial(self._convert_line, line)):
                     is_last = part.get("type") == "message_stop"
                     if is_last:
                         self._facts.has_ended = self._facts.is_complete = True
@@ -82,7 +84,8 @@ class AnswerStream:
             body = error_body(self._request.route.path, refusal.status, refusal.message, refusal.code)
             yield (b"event: error\n" if self._is_messages else b"") + b"data: " + body + b"\n\n"
         finally:
-            for stream in self._streams.values():
+            # a copy: where the client has left, a thread may still be at a long line
+            for stream in list(self._streams.values()):
                 self._facts.add_notes(stream)
 
     async def _read_lines(self, answer: EngineReply) -> AsyncIterator[bytes]:
@@ -98,6 +101,9 @@ class AnswerStream:
             for line in lines:
                 if line.startswith(b"data:"):
                     yield bytes(line.removeprefix(b"data:").strip())
+
+    def _convert_line(self, line: bytes) -> list[dict[str, Any]]:
+        return list(self._convert_part(parse_answer(line, self._request, is_part=True)))
 
     def _convert_part(self, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if self._is_messages:

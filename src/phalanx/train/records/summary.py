@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from phalanx.checkpoint import BestCheckpoint
 from phalanx.config import digest_config
+from phalanx.data.config import HELD_OUT
 from phalanx.errors import CheckpointError
 from phalanx.pipeline import weaker_guarantee
 from phalanx.train.batches.preferences import PreferenceScores, read_preference_scores
@@ -327,7 +328,7 @@ def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth
         "validation_perplexity_first": _finite_or_none(figures.validation_first),
         "validation_perplexity": _finite_or_none(figures.validation_last),
         **(_reward_fields(figures) if run.train.learns_from_texts else {}),
-        **({"validation_sets": _named_set_fields(figures)} if run.validation_names[1:] else {}),
+        **({"validation_sets": _named_set_fields(figures)} if {*run.validation_names} - {HELD_OUT} else {}),
         "worse_than_before": worse_figures(figures.held_out_measures()),
         **_ending_fields(run, figures),
         "tokens_per_s": totals.tokens / totals.wall_s if totals.wall_s else None,
