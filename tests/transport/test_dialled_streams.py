@@ -24,38 +24,49 @@ class Relay:
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
-        self._target, self.seen, self._lines = (host, int(port)), bytearray(), []
+        self._target, self.seen = (host, int(port)), bytearray()
+        self._lines: set[socket.socket] = set()
+        self._closed = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(0.1)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
 
     def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
-                self._lines += [near, far]
+        with self._listener:
+            while not self._closed.is_set():
+                try:
+                    near, _ = self._listener.accept()
+                    far = socket.create_connection(self._target)
+                except OSError:
+                    continue
+                near.settimeout(None)
                 for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
+                    self._lines.add(one)
+                    self._threads.append(threading.Thread(target=self._pass, args=(one, other)))
+                    self._threads[-1].start()
 
     def _pass(self, one, other):
-        with contextlib.suppress(OSError):
+        with one, contextlib.suppress(OSError):
             while part := one.recv(65536):
                 self.seen += part
                 other.sendall(part)
-        for line in (one, other):
-            with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+        self._lines.discard(one)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_RDWR)
 
     def cut(self):
-        for line in self._lines:
+        for line in list(self._lines):
             with contextlib.suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
-        self._lines.clear()
 
     def close(self):
-        self._listener.close()
+        self._closed.set()
+        self._threads[0].join()
         self.cut()
+        for thread in self._threads:
+            thread.join(patience_s(10.0))
 
 
 @pytest.fixture(scope="module")
