@@ -231,6 +231,18 @@ def test_evidence_is_asked_for_again_while_the_run_goes_on(source, tmp_path):
     assert all(one.binding.nonce != other.binding.nonce for one, other in zip(first, again, strict=True))
 
 
+def test_evidence_whose_certificates_have_ended_is_asked_for_again(source, tmp_path):
+    with House(source, tmp_path).open() as session:
+        session.train_turn(0)
+        party = session.lead.enclave_peers[1]
+        first = party.latest_appraisal
+        party._handshake.result = replace(first, claims=replace(first.claims, expires=first.appraised_at))
+        session.train_turn(1)
+
+        assert party.latest_appraisal.binding.nonce != first.binding.nonce
+        assert party.latest_appraisal.claims.expires > first.appraised_at
+
+
 def test_both_ends_sign_what_has_crossed(source, tmp_path):
     house = House(source, tmp_path)
     with house.open() as session:
