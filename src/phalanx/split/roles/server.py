@@ -196,6 +196,9 @@ class EnclaveServer:
         self._post_message(sender, *self._handshakes.make_evidence_reply(sender, message))
 
     def _answer_call(self, sender: str, message: say.HandshakeCall, item: CheckedFrame) -> None:
+        if self._turns is not None and sender in self._turns.data_commitments:
+            # new keys begin the step anew, for which the others would wait: a client's new process is a new session
+            raise FrameError(f"{sender}: has met the enclave and is ready; a new session begins with a new process")
         reply, link = self._handshakes.admit_party(sender, message, item.payload)
         if sender == OWNER:
             self._owner_link = link
