@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import NoReturn
 
 from phalanx.config import canonical_json, printable_text
@@ -269,7 +270,7 @@ class GrpcWire:
                 method = route[0].stream_stream(f"/{_SERVICE}/Collect")
                 # broken by the way between, or by the other end: both may be there again in a moment
                 with contextlib.suppress(grpc.RpcError, ValueError):
-                    answer_questions(method, lambda raw, handle=handle: handle(raw, party))
+                    answer_questions(method, partial(_answer_frame, handle, party))
             self._closing.wait(_RETRY_PAUSE_S)
 
     def _stacks_call(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
@@ -330,6 +331,10 @@ class GrpcWire:
         finally:
             with self._changed:
                 self._calls[name] -= 1
+
+
+def _answer_frame(handle: Handle, party: str, raw: bytes) -> bytes:
+    return handle(raw, party)
 
 
 def _take_answers(stream: DialledStream, answers: Iterator[bytes]) -> None:
