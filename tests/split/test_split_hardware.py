@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from split_house import House
 from split_scene import make_scene, split_config, train
 
-from phalanx.errors import CheckpointError, ConfigError, NoEvidenceError, RefusedEvidenceError
+from phalanx.errors import CheckpointError, ConfigError, NoEvidenceError, RefusedEvidenceError, TpmError
 from phalanx.federated.config import EnclaveSumsConfig
 from phalanx.federated.enclave.channel import as_split_config
 from phalanx.security.crypto import Identity
@@ -240,9 +240,10 @@ class AzureMachine:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(swtpm_lab.missing()), reason=f"not installed: {', '.join(swtpm_lab.missing())}")
 def test_an_enclave_in_azure_is_vouched_for_by_the_chip_and_its_states_by_the_vtpm(
-    source, tmp_path, tmp_path_factory, monkeypatch
+    source, tmp_path, tmp_path_factory, monkeypatch, request
 ):
     machine = AzureMachine(tmp_path_factory.mktemp("tpm"))
+    request.addfinalizer(machine.tpm.close)
     policy = machine.policy
     monkeypatch.setattr(split_house, "policy_of", lambda split: policy)
     monkeypatch.setattr(meeting, "steady_now", lambda: authority.NOW)
@@ -259,8 +260,10 @@ def test_an_enclave_in_azure_is_vouched_for_by_the_chip_and_its_states_by_the_vt
     with house.open() as again:
         again.lead.restore_state(step, memoryview(kept))
         assert again.server._trainer.num_steps == 1
-    # another system started under the same paravisor
+    # another system started under the same paravisor: the vTPM gives it no key, and clients accept it not even new
     machine.tpm.extend(7, b"\1" * 32)
-    with pytest.raises(RefusedEvidenceError):
+    with pytest.raises(TpmError, match="other values"):
         house.open()
-    machine.tpm.close()
+    with pytest.raises(RefusedEvidenceError) as refusal:
+        House(source, tmp_path / "new", **given).open()
+    assert refusal.value.reason == "wrong_measurement"
