@@ -58,12 +58,12 @@ class DialledStream:
                 self._waiting.pop(number, None)
 
     def pop_questions(self) -> Iterator[bytes]:
-        """Yield what is to be sent to the party, until the stream ends."""
+        """Yield frames for the party, each behind its number, until the stream ends."""
         while (question := self._questions.get()) is not None:
             yield question
 
     def take_answers(self, answers: Iterable[bytes]) -> None:
-        """Take what the party sends, until it sends no more; an answer to nothing is passed over."""
+        """Take the party's answers until its side of the stream ends; an answer to no frame is passed over."""
         for message in answers:
             with self._lock:
                 waiting = self._waiting.pop(int.from_bytes(message[:_NUMBER_BYTES], "big"), None)
@@ -84,7 +84,7 @@ def answer_questions(exchange: Callable[[Iterator[bytes]], Iterable[bytes]], han
     """Be the dialling party's end of one stream, until it breaks.
 
     Args:
-        exchange: Opens it: takes the answers, and returns what comes.
+        exchange: Opens the stream: takes the answers, and returns the frames.
         handle: Returns the answer to one frame.
     """
     answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

@@ -94,7 +94,7 @@ class ReleaseGate:
 
     @property
     def repeatable_release(self) -> PermittedRelease | None:
-        """The latest release where nobody has contributed since: what has left in it may leave again, the same bits."""
+        """The latest release where nobody has contributed since: its adapters may leave again, the same bits."""
         return None if self._examples else self._latest
 
     def note_contribution(self, client: str, num_examples: int) -> None:

@@ -98,7 +98,7 @@ class Receiver(DirectionEnd):
         """Return where a frame has the size of the one that is due: before memory is taken for its tensor.
 
         Raises:
-            SealError: It has another one; `reason` tells what the frame is.
+            SealError: It has another one; `reason` names the difference.
         """
         lane, view = self._direction_state, flat_view(frame, "frame")
         size = frame_size(kind, lane.context.terms.chunk_bytes)

@@ -170,7 +170,7 @@ class WeightsReply(SplitMessage, kind="weighed"):
     digest: Hex32
 
 
-class ReleaseRequest(SplitMessage, kind="prepare_release"):
+class PermitRequest(SplitMessage, kind="prepare_release"):
     """The adapters are to be let out: a release is permitted and counted, and nothing leaves yet."""
 
 
@@ -279,7 +279,7 @@ _KINDS = bodies_by_kind(
         SettleReply,
         WeightsRequest,
         WeightsReply,
-        ReleaseRequest,
+        PermitRequest,
         AdaptersRequest,
         ReleaseReply,
         ReleasePart,

@@ -37,7 +37,7 @@ class OwnerRequests:
         Raises:
             ReleaseRefusedError: The policy lets nothing out.
         """
-        prepared, _ = self._owner.connection.request_answer(say.ReleaseRequest(), say.ReleaseReply)
+        prepared, _ = self._owner.connection.request_answer(say.PermitRequest(), say.ReleaseReply)
         return prepared.is_kept
 
     def request_release(self, step: int) -> tuple[dict[str, object], dict[str, Tensor]]:

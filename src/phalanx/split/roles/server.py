@@ -90,7 +90,7 @@ _OWNER_ONLY = (
     say.StateRequest,
     say.SettleRequest,
     say.WeightsRequest,
-    say.ReleaseRequest,
+    say.PermitRequest,
     say.AdaptersRequest,
     ask.ClientTurn,
     ask.Conclude,
@@ -404,7 +404,7 @@ class EnclaveServer:
             sender, say.WeightsReply(digest=weights_digest(all_weights(self._source, self._trainer.trained_weights())))
         )
 
-    def _prepare_release(self, sender: str, message: say.ReleaseRequest, item: CheckedFrame) -> None:
+    def _prepare_release(self, sender: str, message: say.PermitRequest, item: CheckedFrame) -> None:
         """Permit a release and count it. It leaves once a state that counts it is kept, and all before that are void.
 
         A state of before a release would allow it once more: with other noise, or with one other client's step in it.
@@ -469,7 +469,7 @@ _ANSWERS: Mapping[type[SplitMessage], Callable[..., None]] = MappingProxyType(
         say.StateRequest: EnclaveServer._send_sealed_state,
         say.SettleRequest: EnclaveServer._settle_state,
         say.WeightsRequest: EnclaveServer._send_weights_digest,
-        say.ReleaseRequest: EnclaveServer._prepare_release,
+        say.PermitRequest: EnclaveServer._prepare_release,
         say.AdaptersRequest: EnclaveServer._send_release,
         say.StatementRequest: EnclaveServer._state_transcript,
         ask.ClientReady: EnclaveServer._note_client_ready,

@@ -22,7 +22,6 @@ class AzureAttester:
     """An attester with the attestation key that the paravisor has made and the chip's report vouches for.
 
     Args:
-        tpm: The machine's vTPM.
         endorsements: ``vcek`` and ``chain`` of the chip.
     """
 
