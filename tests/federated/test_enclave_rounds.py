@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from phalanx.federated.config import FederatedConfig
 from phalanx.federated.enclave.aggregator import AggregatorState, EnclaveAggregator
 from phalanx.federated.enclave.channel import SEAL, AggregatorAppraisal, bound_terms
 from phalanx.federated.enclave.process import run_aggregator
+from phalanx.federated.rounds.released import UpdateBook
 from phalanx.federated.sealing import SealedPlace, seal_bytes, unseal_bytes
 from phalanx.security.crypto import NotRollbackProofCounter
 from phalanx.security.tee import SimAttester
@@ -259,6 +261,42 @@ def test_with_its_book_forgotten_the_owner_reads_one_update_by_the_difference(tm
     fewer = scene.aggregator.aggregate_updates(1, model, {n: one for n, one in sealed.items() if n != "site-4"}).update
 
     torch.testing.assert_close(5 * whole - 4 * fewer, torch.tensor(FIVE[4]), atol=1e-4, rtol=1e-4)
+
+
+def sums_of_two_aggregators(home) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of all sites, and that of all but one by an aggregator that the host has begun from nothing."""
+    scene = scene_of(home)
+    sealed, model = sealed_by_all(scene, sorted(scene.trainers))
+    whole = scene.aggregator.aggregate_updates(1, model, sealed).update
+    # counters and book are in it: of a TPM that keeps counters it is the sealed file with their place
+    shutil.rmtree(home / "enclave")
+    scene.summed_by()
+    sealed, model = sealed_by_all(scene, sorted(set(scene.trainers) - {"site-4"}))
+    return whole, scene.aggregator.aggregate_updates(1, model, sealed).update
+
+
+def test_a_host_that_begins_the_aggregator_anew_gets_no_second_sum_for_sites_know_the_key_they_sealed_for(tmp_path):
+    with pytest.raises(AggregationError, match="0 updates"):
+        sums_of_two_aggregators(tmp_path)
+
+
+def test_with_sites_that_seal_for_every_aggregator_it_reads_one_update_by_the_difference(tmp_path, monkeypatch):
+    monkeypatch.setattr(UpdateBook, "note_update", lambda own, model, number, digest: True)
+
+    whole, fewer = sums_of_two_aggregators(tmp_path)
+
+    torch.testing.assert_close(5 * whole - 4 * fewer, torch.tensor(FIVE[4]), atol=1e-4, rtol=1e-4)
+
+
+def test_an_aggregator_that_is_started_beside_itself_releases_nothing(tmp_path):
+    scene = scene_of(tmp_path)
+    sealed, model = sealed_by_all(scene, sorted(scene.trainers))
+    first = scene.aggregator
+    beside = scene.summed_by()
+    beside.aggregate_updates(1, model, sealed)
+
+    with pytest.raises(RollbackError, match="runs twice"):
+        first.aggregate_updates(1, model, {name: one for name, one in sealed.items() if name != "site-4"})
 
 
 def test_a_state_that_is_put_back_missing_or_altered_is_refused(tmp_path):

@@ -88,12 +88,17 @@ def of_another_role(pair, nonce):
     return evidence_for(replace_role(pair.terms.client_binding(nonce, KEYS)))
 
 
+CHANNEL_KEY = bytearray()
+"""The key that the enclave's process signs channels by, as a reflected piece of evidence has it."""
+
+
 def reflected(pair, nonce):
     """The enclave's own evidence, which it makes for any nonce that it is sent, its own one included."""
     mine = pair.enclave_side.enclave_evidence(CLIENT.name, nonce)
+    CHANNEL_KEY[:] = mine[:32]
     # the word on the enclave has to be about this nonce now; the attacker signs what it likes
-    pair.client_side.result = replace(pair.client_side.result, binding=pair.terms.enclave_binding(nonce))
-    return mine
+    pair.client_side.result = replace(pair.client_side.result, binding=pair.terms.enclave_binding(nonce, mine[:32]))
+    return mine[32:]
 
 
 def replayed(pair, nonce):
@@ -129,7 +134,7 @@ def without_role(terms, nonce, keys):
 
 
 def like_the_enclaves(terms, nonce, keys):
-    return terms.enclave_binding(nonce)
+    return terms.enclave_binding(nonce, bytes(CHANNEL_KEY))
 
 
 STRONG = HandshakeTerms.client_binding

@@ -297,7 +297,7 @@ def test_a_client_that_does_not_count_makes_no_release_of_one_client_more(source
         lead.train_step(0, 0)
 
         with pytest.raises(ReleaseRefusedError) as refusal:
-            lead.request_release(1)
+            lead.prepare_release()
 
     assert refusal.value.reason == "too_few_clients"
 

@@ -109,6 +109,24 @@ def test_a_run_with_remote_clients_goes_on_after_all_have_died_with_equal_bits(s
     assert [(one.loss, one.norm, one.num_targets) for one in found] == losses
 
 
+def test_a_client_that_meets_the_enclave_again_takes_no_step_of_the_others_back(source, tmp_path):
+    with RemoteHouse(source, tmp_path).open() as session:
+        session.join("south")
+        taker, party = session.client("north")
+        party.connection.send_message(session.ready())
+        lead = session.lead()
+        turn = threading.Thread(target=lead.train_step, args=(0, 0))
+        turn.start()
+        # the first microbatch of a step is its own, and all that the other one has sent would be dropped
+        message, _ = party.connection.await_one_of((ask.ClientTurn,))
+        with pytest.raises(FrameError, match="has met the enclave"):
+            party.meet_enclave()
+        taker._take_turn(message)
+        turn.join(20.0)
+
+        assert session.server._trainer.num_steps == 1
+
+
 def test_the_owner_gets_sums_and_no_reply_of_a_client(source, tmp_path):
     with RemoteHouse(source, tmp_path).open() as session:
         for name in CLIENTS:

@@ -1,10 +1,12 @@
 """Keys come about only between a client and an enclave that the client has appraised, for a nonce of its own."""
 
 import pytest
+import torch
 from split_scene import split_config
 
 from phalanx.errors import ConfigError, PeerRefusedError, RefusedEvidenceError, SealError, SignatureError
 from phalanx.security.crypto import Identity
+from phalanx.security.seal import Purpose, TensorKind, answer_hello
 from phalanx.security.tee import PolicyConfig, SimAttester, build_policy, make_sim_evidence
 from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake
 from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
@@ -106,6 +108,40 @@ def test_a_reply_that_the_attested_key_did_not_sign_is_refused():
 
     with pytest.raises((SignatureError, SealError)):
         pair.client_side.accept_reply(reply.replace(b'"signature":"', b'"signature":"0')[:-1])
+
+
+def reply_of_the_host(pair):
+    """The host has the keys of the enclave's certificate, which lie on its disk, and has the enclave give evidence."""
+    pair.appraise()
+    token, hello = pair.client_side.make_hello()
+    terms = pair.client_side._terms.channel_terms(CLIENT.name, token)
+    reply, channel = answer_hello(hello, terms, ENCLAVE, MemoryEpochs(), CLIENT.public)
+    link = pair.client_side.accept_reply(reply)
+    kind = TensorKind(Purpose.LABEL, "labels.train", "int64", (4,))
+    return channel.receiver.open_tensor(link.pack_tensor(kind, 0, 0, torch.arange(4)), kind, 0, 0)
+
+
+def test_a_host_with_the_keys_of_the_enclaves_certificate_gets_no_channel_for_its_own_are_not_attested():
+    with pytest.raises(SignatureError):
+        reply_of_the_host(Pair())
+
+
+def test_where_evidence_binds_no_key_of_the_process_that_host_reads_what_clients_send(monkeypatch):
+    monkeypatch.setattr(ClientHandshake, "_appraised_peer", ENCLAVE.public)
+
+    assert bytes(reply_of_the_host(Pair())) == torch.arange(4).numpy().tobytes()
+
+
+def test_new_evidence_of_another_process_does_not_vouch_for_a_channel_that_is_there():
+    pair, beside = Pair(), Pair()
+    pair.appraise()
+    reply, _ = pair.enclave_side.admit_client(CLIENT.name, *pair.client_side.make_hello())
+    pair.client_side.accept_reply(reply)
+
+    pair.appraise()
+    evidence = beside.enclave_side.enclave_evidence(CLIENT.name, pair.client_side.draw_nonce())
+
+    assert reason_of(lambda: pair.client_side.appraise_enclave(evidence)) == "wrong_key"
 
 
 def test_a_token_is_good_for_the_client_and_the_evidence_that_it_is_about():

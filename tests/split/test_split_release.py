@@ -5,7 +5,7 @@ import secrets
 
 import pytest
 import torch
-from split_scene import make_scene, train
+from split_scene import make_scene, same, train
 
 from phalanx.errors import CheckpointError, ReleaseRefusedError
 from phalanx.security.seal import ReleasePolicy
@@ -94,13 +94,16 @@ def test_weights_that_are_not_finite_stay():
 
 def test_what_has_left_outlives_a_restart():
     found = releasing(clip_norm=6.0)
-    found.make_release(MOVED.items())
+    release, left = found.make_release(MOVED.items())
     tensors, books = found.release_state()
     again = releasing(clip_norm=6.0)
 
     rest = again.restore_release({**tensors, "weight/a": torch.zeros(1)}, books)
 
     assert rest.keys() == {"weight/a"}
+    permitted, once_more = again.make_release(MOVED.items())
+    assert (permitted, same(once_more, left)) == (release, True)
+    again.gate.note_contribution("client-0", 4)
     with pytest.raises(ReleaseRefusedError):
         again.make_release(MOVED.items())
     with pytest.raises(CheckpointError, match="another model"):

@@ -1,5 +1,7 @@
 """Whole sessions with the enclave's own loop: training, saving, dying, coming back, leaving."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from split_house import House
@@ -30,6 +32,12 @@ from phalanx.train.engines.split_engine import LocalClients, SplitEngine
 def blob_of(session):
     step, number, blob = session.lead.request_state()
     return step, number, bytes(blob)
+
+
+def keep_state(session):
+    step, number, blob = blob_of(session)
+    session.lead.settle_state(number)
+    return step, blob
 
 
 def test_a_session_trains_what_the_simulator_trains(source, tmp_path):
@@ -83,13 +91,13 @@ def test_whenever_both_sides_die_no_kept_step_is_lost(source, tmp_path, died_aft
     losses |= {number: session.train_turn(number) for number in range(2, 4)}
     later_step, later_number, later = blob_of(session)
     if died_after == "settling":
-        session.lead.settle(later_number)
+        session.lead.settle_state(later_number)
     session.die()
 
     with house.open() as again:
         if died_after == "sealing":
             # nobody has the second state
-            again.lead.restore(step, memoryview(kept))
+            again.lead.restore_state(step, memoryview(kept))
         else:
             again.lead.restore_state(later_step, memoryview(later))
         begin = step if died_after == "sealing" else later_step
@@ -223,6 +231,18 @@ def test_evidence_is_asked_for_again_while_the_run_goes_on(source, tmp_path):
     assert all(one.binding.nonce != other.binding.nonce for one, other in zip(first, again, strict=True))
 
 
+def test_evidence_whose_certificates_have_ended_is_asked_for_again(source, tmp_path):
+    with House(source, tmp_path).open() as session:
+        session.train_turn(0)
+        party = session.lead.enclave_peers[1]
+        first = party.latest_appraisal
+        party._handshake.result = replace(first, claims=replace(first.claims, expires=first.appraised_at))
+        session.train_turn(1)
+
+        assert party.latest_appraisal.binding.nonce != first.binding.nonce
+        assert party.latest_appraisal.claims.expires > first.appraised_at
+
+
 def test_both_ends_sign_what_has_crossed(source, tmp_path):
     house = House(source, tmp_path)
     with house.open() as session:
@@ -237,8 +257,12 @@ def test_adapters_leave_when_the_policy_lets_them_and_stay_otherwise(source, tmp
     policy = ReleasePolicy(min_clients=2, clip_norm=100.0)
     with House(source, tmp_path, release=policy).open() as session:
         with pytest.raises(ReleaseRefusedError) as refusal:
-            session.lead.request_release(0)
+            session.lead.prepare_release()
         session.train_turn(0)
+        assert not session.lead.prepare_release()
+        with pytest.raises(RollbackError, match="permitted first"):
+            session.lead.request_release(1)
+        keep_state(session)
         permitted, tensors = session.lead.request_release(1)
         weights = {name: value.clone() for name, value in session.server._trainer.trained_weights()}
 
@@ -246,6 +270,93 @@ def test_adapters_leave_when_the_policy_lets_them_and_stay_otherwise(source, tmp
     assert permitted["num_clients"] == 2
     assert tensors.keys() == weights.keys()
     assert all(torch.allclose(tensors[name], weights[name], atol=1e-6) for name in weights)
+
+
+def release_adapters(session, step):
+    """What an owner does to have adapters out; main of before had no first step."""
+    session.lead.prepare_release()
+    keep_state(session)
+    return session.lead.request_release(step)[1]
+
+
+def test_an_owner_that_puts_back_the_state_of_before_a_release_gets_no_second_one(source, tmp_path):
+    policy = ReleasePolicy(min_clients=2, clip_norm=10.0, noise_multiplier=1.0, max_releases=1)
+    house = House(source, tmp_path, release=policy)
+    with house.open() as session:
+        session.train_turn(0)
+        before = keep_state(session)
+        first = release_adapters(session, 1)
+
+        # else it has other noise, and averages it away; or one more step of one client in it, and subtracts
+        with pytest.raises(RollbackError):
+            session.lead.restore_state(before[0], memoryview(before[1]))
+        # what has left leaves again, the same bits
+        assert same(release_adapters(session, 1), first)
+        session.train_turn(1)
+        with pytest.raises(ReleaseRefusedError) as refusal:
+            session.lead.prepare_release()
+
+    assert refusal.value.reason == "too_many"
+
+
+def test_a_state_that_was_never_settled_gives_no_second_release_either(source, tmp_path):
+    policy = ReleasePolicy(min_clients=2, clip_norm=10.0, noise_multiplier=1.0)
+    house = House(source, tmp_path, release=policy)
+    with house.open() as session:
+        session.train_turn(0)
+        step, _, unsettled = blob_of(session)
+        session.lead.prepare_release()
+        # who settles an earlier state than the one that counts the release gets nothing
+        session.lead.settle_state(1)
+        with pytest.raises(RollbackError, match="permitted first"):
+            session.lead.request_release(1)
+        keep_state(session)
+        session.lead.request_release(1)
+
+        with pytest.raises(RollbackError, match="older state"):
+            session.lead.restore_state(step, memoryview(unsettled))
+
+
+def test_a_release_that_was_counted_before_a_crash_leaves_after_it(source, tmp_path):
+    house = House(source, tmp_path, release=ReleasePolicy(min_clients=2, clip_norm=10.0, noise_multiplier=1.0))
+    session = house.open()
+    session.train_turn(0)
+    session.lead.prepare_release()
+    step, _, blob = blob_of(session)
+    weights = dict(session.server._releasing._base)
+    session.die()
+
+    with house.open() as again:
+        again.lead.restore_state(step, memoryview(blob))
+        assert again.lead.prepare_release()
+        assert same(again.lead.request_release(1)[1], weights)
+
+
+def test_an_enclave_that_is_started_beside_itself_seals_and_releases_nothing(source, tmp_path):
+    house = House(source, tmp_path, release=ReleasePolicy(min_clients=2, clip_norm=10.0))
+    session = house.open()
+    session.train_turn(0)
+    session.lead.prepare_release()
+
+    with house.open() as beside:
+        beside.train_turn(0)
+        release_adapters(beside, 1)
+        with pytest.raises(RollbackError, match="runs twice"):
+            keep_state(session)
+    session.die()
+
+
+def test_a_client_that_says_to_send_many_rows_takes_no_memory_of_the_enclave(source, tmp_path):
+    with House(source, tmp_path).open() as session:
+        line, enclave = session.lead.enclave_peers[1].connection, session.server._enclave
+        # rows of a model of this width are a tebibyte, which no allocator gives: the enclave's process ended
+        enclave._kinds = replace(enclave._kinds, hidden=2**14, seq=2**12)
+        upload = say.Upload(what="held_out", microbatch=0, rows=4096)
+
+        again, _ = line.request_answer(upload, say.ResendRequest, (b"x",))
+
+        assert again.taken == 0
+        assert session.thread.is_alive()
 
 
 def test_a_masked_session_learns_what_a_sealed_one_does_and_its_worker_sees_neither(source, tmp_path):

@@ -7,6 +7,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from phalanx.config import RENAMED_KEYS, StrictModel
 from phalanx.config.strict import later_key
 from phalanx.federated.mixing import min_mixed
+from phalanx.split.config import DEFAULT_TPM, HARDWARE_TIERS, HardwareTier
 from phalanx.transport import TransportConfig
 
 OWNER = "owner"
@@ -98,14 +99,16 @@ class EnclaveSumsConfig(StrictModel):
     """The enclave of an aggregator that opens single updates, so that the owner does not.
 
     Attributes:
-        tier: Backing of its evidence: a sandboxed process, a TPM, or nothing ("sim").
-        tpm: Address of the TPM of tier "tpm", as in `split.tpm`.
+        tier: Backing of its evidence: hardware, as in `split.tier`, a sandboxed process, or nothing ("sim").
+        tpm: Address of the TPM, as in `split.tpm`.
+        endorsements: Files that go along with its evidence, as in `split.endorsements`.
         policy: Policy file of the attestation at each site; left out, sites accept this release's own code at the tier.
         allow_insecure_sim: Whether evidence that proves nothing is accepted.
     """
 
-    tier: Literal["sim", "process", "tpm"] = "process"
-    tpm: str = "device:/dev/tpmrm0"
+    tier: HardwareTier | Literal["sim", "process"] = "process"
+    tpm: str = DEFAULT_TPM
+    endorsements: dict[str, str] = later_key({}, max_length=32)
     policy: str | None = None
     allow_insecure_sim: bool = False
 
@@ -116,8 +119,12 @@ class EnclaveSumsConfig(StrictModel):
                 'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to '
                 "use it anyway; no other tier has this key"
             )
-        if self.tier == "tpm" and self.policy is None:
-            raise ValueError('tier = "tpm": set policy, the attestation keys and PCR values that sites accept')
+        if self.tier in HARDWARE_TIERS and self.policy is None:
+            raise ValueError(f'tier = "{self.tier}": set policy, the values of its evidence that sites accept')
+        if self.endorsements and self.tier not in HARDWARE_TIERS:
+            raise ValueError(
+                f'endorsements: accompany evidence of hardware, but the tier is "{self.tier}"; remove them'
+            )
         return self
 
 

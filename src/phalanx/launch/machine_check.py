@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import psutil
 
-from phalanx.errors import PhalanxError
+from phalanx.errors import NoEvidenceError, PhalanxError
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ _SLOW_RATIO = 4.0
 """From here on a data type is said to be slow beside float32."""
 _TIMEX_BYTES, _TIME_ERROR = 512, 5
 """More than `struct timex` takes on any system, and what `adjtimex` returns for a clock that nothing corrects."""
-_TRUSTED_HARDWARE = ("/dev/tpmrm0", "/dev/sev-guest", "/dev/tdx_guest")
+_TRUSTED_HARDWARE = ("/dev/tpmrm0", "/dev/sev-guest", "/dev/tdx_guest", "/dev/nsm")
 
 
 @dataclass(frozen=True)
@@ -209,17 +209,36 @@ def _check_clock(_: Path) -> list[MachineFact]:
 
 
 def _trusted_hardware(_: Path) -> list[MachineFact]:
+    from phalanx.security.tee import TIERS, find_kind  # noqa: PLC0415 - it has more parsers than any other check
+
     devices = [path for path in _TRUSTED_HARDWARE if Path(path).exists()]
     unreadable = [path for path in devices if not os.access(path, os.R_OK | os.W_OK)]
     if unreadable:
         return [
             MachineFact("attestation", "notice", ", ".join(devices), f"no permission to use {', '.join(unreadable)}")
         ]
-    if devices:
-        return [MachineFact("attestation", "good", ", ".join(devices))]
-    simulator = "a software TPM is available for tests" if shutil.which("swtpm") else "swtpm is not installed either"
-    advice = 'a [split] falls back to tier = "process", which hides nothing from the administrator of this machine'
-    return [MachineFact("attestation", "notice", f"no TPM, SEV-SNP or TDX device; {simulator}", advice)]
+    try:
+        kind = find_kind()
+    except NoEvidenceError:
+        simulator = (
+            "a software TPM is available for tests" if shutil.which("swtpm") else "swtpm is not installed either"
+        )
+        advice = 'a [split] falls back to tier = "process", which hides nothing from the administrator of this machine'
+        found = f"no SEV-SNP, TDX, Nitro or SGX enclave, and no TPM; {simulator}"
+        return [MachineFact("attestation", "notice", found, advice), *_confidential_gpu()]
+    return [MachineFact("attestation", "good", TIERS[kind]), *_confidential_gpu()]
+
+
+def _confidential_gpu() -> list[MachineFact]:
+    """Say whether an NVIDIA GPU encrypts its memory; nothing where there is none."""
+    from phalanx.security.tee import TIERS, has_confidential_gpu  # noqa: PLC0415 - as above
+
+    is_confidential = has_confidential_gpu()
+    if is_confidential is None:
+        return []
+    if is_confidential:
+        return [MachineFact("GPU attestation", "good", TIERS["nv-gpu"])]
+    return [MachineFact("GPU attestation", "notice", "the GPU is not in confidential mode: its host reads its memory")]
 
 
 def _check_identity(directory: Path) -> MachineFact:

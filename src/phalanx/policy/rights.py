@@ -102,7 +102,7 @@ _PARTIES = Right(("owner", "trainer", "data_steward"))
 _ASKERS = Right(("owner", "releaser", "reader"))
 
 CALLS: dict[str, Right] = {
-    **dict.fromkeys(("Deliver", "Describe"), _PARTIES),
+    **dict.fromkeys(("Deliver", "Describe", "Collect"), _PARTIES),
     "Stacks": Right(("owner",)),
     **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"), _ASKERS),
     **dict.fromkeys(("/v1/messages/count_tokens", "/v1/embeddings", "/v1/models"), _ASKERS),

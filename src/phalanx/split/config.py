@@ -1,10 +1,11 @@
 """The configuration of a run's split; frozen, and free of torch."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.config import RefusedKeyError, StrictModel
+from phalanx.config.strict import later_key
 from phalanx.security.crypto import LOCAL_HOSTS
 from phalanx.security.seal import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, ReleasePolicy
 from phalanx.security.tee import PolicyConfig, policy_files
@@ -20,6 +21,9 @@ _REMOTE_KEYS = ("remote_clients", "remote_enclave", "pki")
 _PARTY = r"^[a-z0-9][a-z0-9-]{0,62}$"
 _ADDRESS = r"^([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[1-9][0-9]{0,4}$"
 _MAY_BE_SIMULATED = ("sim", "auto")
+HardwareTier = Literal["snp", "tdx", "nitro", "az-snp-vtpm", "tpm"]
+"""Tiers that rest on a machine's hardware, each named like its evidence, the strongest first."""
+HARDWARE_TIERS: tuple[HardwareTier, ...] = get_args(HardwareTier)
 DEFAULT_TPM = "device:/dev/tpmrm0"
 
 
@@ -42,11 +46,14 @@ class SplitConfig(StrictModel):
     """Directory with the authority's certificate, the owner's keys and the enclave's certificate, for such a run."""
     wire: Literal["fp32", "bf16"] = "fp32"
     """Precision in which activations cross; fp32 loses nothing."""
-    tier: Literal["sim", "process", "tpm", "auto"] = "sim"
-    """What stands behind the enclave's evidence. "auto": a TPM where `policy` has a section for one, else a sandboxed
-    process where this machine can confine one, else a simulation, which `allow_insecure_sim` must allow."""
+    tier: HardwareTier | Literal["sim", "process", "auto"] = "sim"
+    """What stands behind the enclave's evidence. "auto": hardware of this machine that `policy` has a section for, else
+    a sandboxed process where this machine can confine one, else a simulation, which `allow_insecure_sim` must allow."""
     tpm: str = DEFAULT_TPM
-    """Where the TPM of tier "tpm" is: ``device:PATH``, ``swtpm:path=PATH`` or ``swtpm:host=NAME,port=NUMBER``."""
+    """Where the TPM of the tiers "tpm" and "az-snp-vtpm" is: ``device:PATH``, ``swtpm:path=PATH`` or
+    ``swtpm:host=NAME,port=NUMBER``."""
+    endorsements: dict[str, str] = later_key({}, max_length=32)
+    """Files that go along with the enclave's evidence, by name: what its hardware does not hand out itself."""
     allow_insecure_sim: bool = False
     """Whether evidence that proves nothing is accepted."""
     workers_see_hidden_states: bool = False
@@ -93,6 +100,10 @@ class SplitConfig(StrictModel):
             )
         if self.allow_insecure_sim and self.tier not in _MAY_BE_SIMULATED:
             raise ValueError(f'allow_insecure_sim is for tier = "sim" or "auto", the tier is "{self.tier}"; remove it')
+        if self.endorsements and self.tier not in HARDWARE_TIERS:
+            raise ValueError(
+                f'endorsements: accompany evidence of hardware, but the tier is "{self.tier}"; remove them'
+            )
         if self.tier in _MAY_BE_SIMULATED and self.transport.bind not in LOCAL_HOSTS:
             raise ValueError(
                 f'transport.bind = "{self.transport.bind}": a simulated enclave listens on this machine only; remove it'
@@ -142,7 +153,7 @@ class SplitConfig(StrictModel):
         if self.tier == "sim" and self.enclave_host not in LOCAL_HOSTS:
             raise ValueError(
                 f"remote_enclave = {self.remote_enclave!r}: a simulated enclave is reachable on this machine only; "
-                'set tier = "tpm" or "process"'
+                'set the tier of its hardware, or "process"'
             )
 
     def _check_client_policies(self) -> None:

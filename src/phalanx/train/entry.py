@@ -9,7 +9,7 @@ from rich.text import Text
 
 from phalanx.checkpoint import Checkpoint
 from phalanx.engine import check_device
-from phalanx.errors import ConfigError, IsolationError
+from phalanx.errors import ConfigError, IsolationError, NoEvidenceError
 from phalanx.interrupts import allow_interrupts
 from phalanx.models import ModelSource, open_model
 from phalanx.parallel.groups.rank_env import find_place
@@ -17,7 +17,8 @@ from phalanx.pipeline import LocalWorkers
 from phalanx.pipeline.assignment.stage_memory import NUMBER_BYTES, boundary_bytes
 from phalanx.security.invite import JoinTerms
 from phalanx.security.isolation import Program, Sandbox, start_isolated
-from phalanx.security.tee import load_policy
+from phalanx.security.tee import find_kind, load_policy
+from phalanx.split.config import HARDWARE_TIERS
 from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.epochs import describe_length, settle_steps
 from phalanx.train.config import (
@@ -68,17 +69,27 @@ def _best_tier(policy: str | None, *, simulates: bool, may_simulate: bool, lacki
     if simulates:
         # an enclave of a plaintext split is not asked for evidence
         return "sim"
-    if policy is not None and load_policy(Path(policy))[1].tpm is not None:
-        return "tpm"
+    accepted = () if policy is None else load_policy(Path(policy))[1].evidence_kinds
+    for tier in HARDWARE_TIERS:
+        # a TPM may be a program at another address
+        if tier in accepted and (tier == "tpm" or _offers(tier)):
+            return tier
     lacking = lacking or cannot_confine()
     if lacking is None:
         return "process"
     if not may_simulate:
         raise ConfigError(
-            'split.tier = "auto": split.policy has no section [tpm], and this machine cannot confine a process '
-            f"({lacking}); enrol a TPM with phalanx enclave enrol, or set allow_insecure_sim = true"
+            'split.tier = "auto": split.policy has no section for hardware of this machine, and it cannot confine a '
+            f"process ({lacking}); enrol a TPM with phalanx enclave enrol, or set allow_insecure_sim = true"
         )
     return "sim"
+
+
+def _offers(kind: str) -> bool:
+    try:
+        return find_kind() == kind
+    except NoEvidenceError:
+        return False
 
 
 def cannot_confine() -> str | None:

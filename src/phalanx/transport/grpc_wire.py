@@ -1,5 +1,6 @@
 """The wire between machines: one gRPC method that carries a frame there and an answer back."""
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import NoReturn
 
 from phalanx.config import canonical_json, printable_text
@@ -24,12 +26,14 @@ from phalanx.security.crypto import (
     Identity,
     Peer,
     certificate_facts,
+    certified_name,
     check_session_name,
     parse_canonical,
     peer_from_certificate,
     steady_now,
 )
 from phalanx.transport.config import TransportConfig
+from phalanx.transport.dialled_stream import DialledStream, answer_questions
 from phalanx.transport.grpc_tls import (
     check_refuses_tls12,
     grpc,
@@ -42,7 +46,9 @@ from phalanx.transport.tls_group import check_hybrid_group
 from phalanx.transport.wire import Handle
 
 _SERVICE = "phalanx.Transport"
-_NUM_THREADS = 64
+_NUM_THREADS = 192
+"""Of a server, at most: a stream that a party has dialled takes one for as long as it lasts."""
+_MAX_STREAMS = 96
 _STOP_S = 10.0
 """A bound on how long a server takes to stop, which a busy machine may need some of."""
 # one frame under way and one repeated by an impatient sender
@@ -95,6 +101,7 @@ class GrpcWire:
         admit: Refuses a call by its name, and the name and key of the caller; by default none.
         stacks_for: The one party that may ask for the stacks of this process; by default none.
         passes_stacks_to: The one party for which this one asks others for their stacks; by default none.
+        has_dialled_streams: Whether parties that listen nowhere may have their frames on a stream that they open.
 
     Guarantees:
         Nothing of a client is read before TLS 1.3 has proven a currently valid certificate of our authority;
@@ -117,6 +124,9 @@ class GrpcWire:
         self.admit: Callable[[str, str, str], None] = lambda call, name, key: None
         self.stacks_for, self._passes_stacks_to = stacks_for, passes_stacks_to
         self._stacks_left = _MAX_STACKS_ANSWERS
+        self.has_dialled_streams = False
+        self._streams: dict[str, DialledStream] = {}
+        self._closing = threading.Event()
         self._handle: Handle | None = None
         self._run = ""
         self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable, str]] = {}
@@ -161,15 +171,22 @@ class GrpcWire:
             old[0].close()
 
     def deliver_frame(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
-        """Return the receiver's answer to one frame."""
+        """Return the receiver's answer to one frame, over the stream that it has dialled, or to where it listens."""
         with self._changed:
-            route = self._channels.get(receiver)
+            route, stream = self._channels.get(receiver), self._streams.get(certified_name(receiver))
+        if stream is not None:
+            return stream.exchange_frame(raw, timeout_s)
         if route is None:
             raise PeerLostError(f"{receiver}: no address is known for it")
         if route[2] not in self._checked:
             _check_route(self._identity, route[2], self._config)
             self._checked.add(route[2])
         return _call_method(route[1], raw, timeout_s, receiver)
+
+    def collect_frames(self, party: str) -> None:
+        """Have a party's frames come on a stream that this party dials, again whenever it breaks; it needs a route."""
+        collector = threading.Thread(target=self._collect_all, args=(party,), name=f"from-{party}", daemon=True)
+        collector.start()
 
     def wait_joined(self, name: str, timeout_s: float) -> JoinedPeer | None:
         """Return the party of this name once it has called `describe` as one that begins, or None within the time."""
@@ -179,8 +196,12 @@ class GrpcWire:
 
     def close(self) -> None:
         """Stop listening and sending at once."""
+        self._closing.set()
         with self._changed:
             channels, self._channels = self._channels, {}
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.close()
         for channel, _, _ in channels.values():
             channel.close()
         # gRPC gives a port back when its server stops, and only one that has started does; it serves nobody meanwhile
@@ -196,6 +217,7 @@ class GrpcWire:
         handlers = {
             "Deliver": grpc.unary_unary_rpc_method_handler(self._deliver_call),
             "Describe": grpc.unary_unary_rpc_method_handler(self._describe_call),
+            "Collect": grpc.stream_stream_rpc_method_handler(self._collect_call),
             "Stacks": grpc.unary_unary_rpc_method_handler(self._stacks_call),
         }
         return grpc.method_handlers_generic_handler(_SERVICE, handlers)
@@ -224,6 +246,45 @@ class GrpcWire:
         answer = {"run": self._run, "party": self._identity.name, "certificate": certificate, "you": name}
         awaited = list(self.awaited())[:_MAX_AWAITED]
         return canonical_json(answer | ({"awaited": awaited} if awaited else {}))
+
+    def _collect_call(self, answers: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Send a party's frames on the stream that it has opened; a newer stream of it takes an older one's place."""
+        peer = self._admitted_peer("Collect", context)
+        self._ready_handle(context)
+        if not self.has_dialled_streams:
+            _abort_call(context, grpc.StatusCode.UNIMPLEMENTED, "frames come to where a party listens, not on a stream")
+        self._name_of(peer.name, False, context)
+        stream = DialledStream(peer.name, certificate_facts(_pem_of(context)).not_after)
+        with self._changed:
+            older = self._streams.pop(peer.name, None)
+            is_full = len(self._streams) >= _MAX_STREAMS
+            if not is_full:
+                self._streams[peer.name] = stream
+        if older is not None:
+            older.close()
+        if is_full:
+            _abort_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many parties that listen nowhere")
+        context.add_callback(stream.close)
+        threading.Thread(target=_take_answers, args=(stream, answers), daemon=True).start()
+        try:
+            yield from stream.pop_questions()
+        finally:
+            stream.close()
+            with self._changed:
+                if self._streams.get(peer.name) is stream:
+                    del self._streams[peer.name]
+
+    def _collect_all(self, party: str) -> None:
+        while not self._closing.is_set():
+            with self._changed:
+                route = self._channels.get(party)
+            handle = self._handle
+            if route is not None and handle is not None:
+                method = route[0].stream_stream(f"/{_SERVICE}/Collect")
+                # broken by the way between, or by the other end: both may be there again in a moment
+                with contextlib.suppress(grpc.RpcError, ValueError):
+                    answer_questions(method, partial(_answer_frame, handle, party))
+            self._closing.wait(_RETRY_PAUSE_S)
 
     def _stacks_call(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer from this thread: the one that computes may be what hangs."""
@@ -303,6 +364,17 @@ class GrpcWire:
         finally:
             with self._changed:
                 self._calls[name] -= 1
+
+
+def _answer_frame(handle: Handle, party: str, raw: bytes) -> bytes:
+    return handle(raw, party)
+
+
+def _take_answers(stream: DialledStream, answers: Iterator[bytes]) -> None:
+    # the end of a stream is an error to who reads from it
+    with contextlib.suppress(grpc.RpcError):
+        stream.take_answers(answers)
+    stream.close()
 
 
 def ask_peer_run(

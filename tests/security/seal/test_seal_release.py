@@ -114,6 +114,9 @@ def test_books_that_were_kept_under_another_policy_are_refused():
         ReleaseGate(ReleasePolicy(min_clients=2, clip_norm=2.0), gate().release_counts())
 
 
+RELEASED = {"number": 1, "num_clients": 3, "clip_norm": 2.0, "noise_std": 0.0, "policy_digest": "ab"}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -122,8 +125,10 @@ def test_books_that_were_kept_under_another_policy_are_refused():
         {"examples": {"a": 0}},
         {"examples": {"a": True}},
         {"examples": {"a": "1"}},
-        {"num_releases": -1},
-        {"num_releases": True},
+        {"latest": {"number": -1}},
+        {"latest": {**RELEASED, "number": -1}},
+        {"latest": {**RELEASED, "number": True}},
+        {"latest": {**RELEASED, "more": 1}},
         {"more": 1},
     ],
 )

@@ -62,7 +62,7 @@ class AggregatorState:
         settled: Number of the newest state that is on the disk; used for nothing else.
 
     Raises:
-        RollbackError: The file is older than the newest state that was settled.
+        RollbackError: The file is older than the newest state that was settled, or another process has this state.
 
     Guarantees:
         A round's members are on the disk, and every older state is void, before its update leaves. With counters that
@@ -74,6 +74,7 @@ class AggregatorState:
     ) -> None:
         self._path, self._run = directory / _STATE, run
         self._sealer, self._sealed, self._settled = BlobSealer(key, sealed), sealed, settled
+        self._newest = sealed.read_count()
         self._members: dict[str, list[str]] = {}
         if self._settled.read_count() and not self._path.exists():
             raise RollbackError(f"{self._path}: is missing, but the counter proves that it existed; restore it")
@@ -94,9 +95,12 @@ class AggregatorState:
         self._write_state()
 
     def _write_state(self) -> None:
+        self._check_alone()
         body = {"private": self.private.secret_bytes.hex(), "members": self._members}
         blob = self._sealer.seal_blob(BlobPlace(self._run, "aggregator", 0), canonical_json(body))
-        number, beside = self._sealed.read_count(), self._path.with_suffix(".tmp")
+        self._newest += 1
+        self._check_alone()
+        number, beside = self._newest, self._path.with_suffix(".tmp")
         try:
             with beside.open("wb") as file:
                 file.write(blob)
@@ -108,8 +112,15 @@ class AggregatorState:
         while self._settled.read_count() < number:
             self._settled.increment()
 
+    def _check_alone(self) -> None:
+        if (count := self._sealed.read_count()) != self._newest:
+            raise RollbackError(
+                f"{self._path}: {count} states were sealed, {self._newest} of them known here: the aggregator runs "
+                "twice, and both would release sums of one round; end both"
+            )
+
     def _load_state(self) -> None:
-        behind = self._sealed.read_count() - self._settled.read_count()
+        behind = self._newest - self._settled.read_count()
         blob = self._path.read_bytes()
         plain = self._sealer.open_blob(BlobPlace(self._run, "aggregator", 0), blob, unsafe_accept_behind=behind)
         try:

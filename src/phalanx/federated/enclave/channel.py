@@ -41,7 +41,12 @@ def binding_of(terms: RunTerms, public: bytes, nonce: bytes) -> Binding:
 def as_split_config(config: EnclaveSumsConfig) -> SplitConfig:
     """Return the config as tiers of a split read it: there is one list of tiers."""
     return SplitConfig(
-        cut=1, tier=config.tier, tpm=config.tpm, policy=config.policy, allow_insecure_sim=config.allow_insecure_sim
+        cut=1,
+        tier=config.tier,
+        tpm=config.tpm,
+        endorsements=config.endorsements,
+        policy=config.policy,
+        allow_insecure_sim=config.allow_insecure_sim,
     )
 
 

@@ -1,4 +1,4 @@
-"""The sums that a site has let masks be taken off of: of one update, in the company of one set of sites alone.
+"""The books of a site: what it has let out of each of its updates, once and for all.
 
 An update is a site's result of one round from one set of weights. A round from the same weights later is another one,
 so that a run goes on after a round that was lost.
@@ -28,29 +28,48 @@ class ReleasedSums:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "released-sums.jsonl"
-        self._released = dict(self._read_sums())
+        self._book = UpdateBook(directory / "released-sums.jsonl", "members")
 
     def note_release(self, model: str, number: int, members: tuple[str, ...]) -> None:
         """Write down that a sum is released."""
-        update, digest = (model, number), _digest_of(members)
-        earlier = self._released.get(update)
-        if earlier == digest:
-            return
-        if earlier is not None:
+        digest = digest_hex(in_domain("released-members/1", canonical_json({"members": sorted(members)})))
+        if not self._book.note_update(model, number, digest):
             raise AggregationError(
                 SumRefusal.REPEATED_ROUND,
                 f"round {number}: a sum of this update was released with other members; their difference would "
                 "reveal single sites",
             )
+
+
+class UpdateBook:
+    """A book of one site, with one digest for each of its updates.
+
+    Args:
+        name: Key of the digest in a line.
+
+    Guarantees:
+        Through crashes and restarts an update has one digest only, which is on the disk before `note_update` returns.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path, self._name = path, name
+        self._released = dict(self._read_sums())
+
+    def note_update(self, model: str, number: int, digest: str) -> bool:
+        """Write the digest of an update down; return whether it is the only one that the update has had."""
+        update = (model, number)
+        earlier = self._released.get(update)
+        if earlier is not None:
+            return earlier == digest
         try:
             with self._path.open("ab") as file:
-                file.write(canonical_json({"model": model, "round": number, "members": digest}) + b"\n")
+                file.write(canonical_json({"model": model, "round": number, self._name: digest}) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as exc:
             raise RollbackError(f"{self._path}: cannot be written ({exc.strerror}); nothing is released") from exc
         self._released[update] = digest
+        return True
 
     def _read_sums(self) -> Iterator[tuple[tuple[str, int], str]]:
         if not self._path.exists():
@@ -62,12 +81,8 @@ class ReleasedSums:
         for number, text in enumerate(complete.splitlines(), 1):
             try:
                 entry = json.loads(text)
-                yield (str(entry["model"]), int(entry["round"])), str(entry["members"])
+                yield (str(entry["model"]), int(entry["round"])), str(entry[self._name])
             except (ValueError, KeyError, TypeError) as exc:
                 raise RollbackError(
                     f"{self._path}, line {number}: is not a record of this log; the file is damaged"
                 ) from exc
-
-
-def _digest_of(members: tuple[str, ...]) -> str:
-    return digest_hex(in_domain("released-members/1", canonical_json({"members": sorted(members)})))

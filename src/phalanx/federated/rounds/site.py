@@ -20,7 +20,7 @@ from phalanx.federated.enclave.aggregator import join_update
 from phalanx.federated.enclave.channel import SEAL, AggregatorAppraisal, bound_terms
 from phalanx.federated.local import LocalTrainer, LocalUpdate, SiteScores
 from phalanx.federated.rounds.keepers import KeeperSumSite
-from phalanx.federated.rounds.released import ReleasedSums
+from phalanx.federated.rounds.released import ReleasedSums, UpdateBook
 from phalanx.federated.rounds.terms import RunTerms, SiteBudget
 from phalanx.federated.sealing import SealedPlace, seal_bytes
 from phalanx.federated.vectors import Shapes, flatten_tensors, norm_of, num_values, shapes_of
@@ -33,12 +33,14 @@ class SealingSite:
 
     Guarantees:
         An update leaves sealed for a key that fresh evidence binds to code that the policy accepts and to these terms;
-        the owner and whatever carries it read nothing of it but its length.
+        the owner and whatever carries it read nothing of it but its length. It leaves for one key alone: a second
+        aggregator, started beside the first or without its book of rounds, would release a sum with other members.
     """
 
-    def __init__(self, identity: Identity, terms: RunTerms) -> None:
+    def __init__(self, identity: Identity, terms: RunTerms, directory: Path) -> None:
         self._identity, self._terms = identity, terms
         self._appraisal = AggregatorAppraisal(terms)
+        self._sealed_for = UpdateBook(directory / "sealed-updates.jsonl", "aggregator")
 
     def handle_phase(self, order: m.SumOrder, values: Named, samples: int, payload: bytes) -> bytes:
         """Ask for evidence, or appraise it and seal this site's own update of the order's round."""
@@ -47,6 +49,11 @@ class SealingSite:
         if order.phase != "seal":
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: invalid in rounds with an aggregator")
         public = self._appraisal.appraise_key(payload)
+        if not self._sealed_for.note_update(order.model, order.round, digest_hex(public)):
+            raise AggregationError(
+                SumRefusal.REPEATED_ROUND,
+                f"round {order.round}: this update went to another aggregator, which may have released a sum of it",
+            )
         data = save(values)
         header = UpdateHeader(
             run=self._terms.digest,
@@ -110,7 +117,7 @@ class Site:
         self._released = ReleasedSums(directory) if sums == "masked" and self._budget is None else None
         length = num_values(self._shapes)
         self._kept = KeeperSumSite(identity, terms, length, directory) if sums == "homomorphic" else None
-        self._sealing = SealingSite(identity, terms) if sums == "enclave" else None
+        self._sealing = SealingSite(identity, terms, directory) if sums == "enclave" else None
         self._trained: _Trained | None = None
         self._sum: tuple[int, SumClient] | None = None
 

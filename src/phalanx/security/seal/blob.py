@@ -112,6 +112,11 @@ class BlobSealer:
             logger.warning("blob %s: number %d is used although %d was the newest", place.name, number, newest)
         return plain
 
+    @staticmethod
+    def read_number(place: BlobPlace, blob: Readable) -> int:
+        """Return the number in a blob's header, which only `open_blob` proves."""
+        return _parse_blob(flat_view(blob, f"blob {place.name}"), place)[1]
+
     def close(self) -> None:
         """Forget the key; closing twice is harmless."""
         wipe_buffer(self._key)

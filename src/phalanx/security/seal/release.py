@@ -5,7 +5,7 @@ The arithmetic on tensors is done elsewhere; here are the rule, and the counts o
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -88,9 +88,14 @@ class ReleaseGate:
     def __init__(self, policy: ReleasePolicy, state: Mapping[str, Any] | None = None) -> None:
         self._policy = policy
         self._examples: dict[str, int] = {}
-        self._num_releases = 0
+        self._latest: PermittedRelease | None = None
         if state is not None:
             self._restore_state(state)
+
+    @property
+    def repeatable_release(self) -> PermittedRelease | None:
+        """The latest release where nobody has contributed since: its adapters may leave again, the same bits."""
+        return None if self._examples else self._latest
 
     def note_contribution(self, client: str, num_examples: int) -> None:
         """Note that a verified step used examples of a client."""
@@ -108,19 +113,23 @@ class ReleaseGate:
             raise ReleaseRefusedError(
                 ReleaseRefusal.TOO_MANY, f"release: {self._num_releases} of {self._policy.max_releases} were made"
             )
-        self._num_releases += 1
-        self._examples.clear()
-        return PermittedRelease(
-            self._num_releases, clients, self._policy.clip_norm, update.noise_std, digest_config(self._policy)
+        self._latest = PermittedRelease(
+            self._num_releases + 1, clients, self._policy.clip_norm, update.noise_std, digest_config(self._policy)
         )
+        self._examples.clear()
+        return self._latest
 
     def release_counts(self) -> dict[str, Any]:
         """Return the counts as JSON data, for a sealed blob: turned back, they would allow a release too many."""
         return {
             "examples": dict(self._examples),
-            "num_releases": self._num_releases,
+            "latest": None if self._latest is None else asdict(self._latest),
             "policy": digest_config(self._policy),
         }
+
+    @property
+    def _num_releases(self) -> int:
+        return 0 if self._latest is None else self._latest.number
 
     def _check_clients(self) -> int:
         enough = [name for name, num in self._examples.items() if num >= self._policy.min_examples]
@@ -150,16 +159,21 @@ class ReleaseGate:
             )
 
     def _restore_state(self, state: Mapping[str, Any]) -> None:
-        if state.keys() != {"examples", "num_releases", "policy"} or not isinstance(state["examples"], dict):
-            raise ReleaseRefusedError(
-                ReleaseRefusal.MALFORMED, "release state: expected examples, num_releases and policy"
-            )
+        if state.keys() != {"examples", "latest", "policy"} or not isinstance(state["examples"], dict):
+            raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: expected examples, latest and policy")
         if state["policy"] != digest_config(self._policy):
             raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: was kept under another policy")
-        if type(state["num_releases"]) is not int or state["num_releases"] < 0:
-            raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: num_releases is no number")
         self._examples = {_checked_name(name): _check_positive(num) for name, num in state["examples"].items()}
-        self._num_releases = state["num_releases"]
+        self._latest = None if state["latest"] is None else _read_release(state["latest"])
+
+
+def _read_release(value: Any) -> PermittedRelease:
+    try:
+        release = PermittedRelease(**value)
+    except TypeError as exc:
+        raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: its latest release is malformed") from exc
+    _check_positive(release.number)
+    return release
 
 
 def _checked_name(name: Any) -> str:

@@ -89,9 +89,22 @@ class Receiver(DirectionEnd):
 
     def open_tensor(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> bytearray:
         """Return the plain tensor; as `open_into` with a new buffer."""
+        self.check_size(frame, kind, step, microbatch)
         plain = bytearray(kind.size_bytes)
         self.open_into(frame, kind, step, microbatch, plain)
         return plain
+
+    def check_size(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> None:
+        """Return where a frame has the size of the one that is due: before memory is taken for its tensor.
+
+        Raises:
+            SealError: It has another one; `reason` names the difference.
+        """
+        lane, view = self._direction_state, flat_view(frame, "frame")
+        size = frame_size(kind, lane.context.terms.chunk_bytes)
+        if view.nbytes != size:
+            with lane.lock:
+                _explain_refusal(view, lane.next_header(kind, step, microbatch), size)
 
     def open_into(self, frame: Readable, kind: TensorKind, step: int, microbatch: int, plain: Writable) -> None:
         """Decrypt the frame that is due into memory of the caller; the only pass over its bytes.

@@ -1,5 +1,6 @@
 """Attestation in the roles of RFC 9334: evidence of trusted hardware, appraised offline against a policy."""
 
+from phalanx.security.tee.amd.derived_key import derive_guest_key as derive_guest_key
 from phalanx.security.tee.appraisal import (
     AppraisalResult as AppraisalResult,
     appraise_evidence as appraise_evidence,
@@ -10,6 +11,7 @@ from phalanx.security.tee.attesters import (
     find_kind as find_kind,
     open_attester as open_attester,
 )
+from phalanx.security.tee.azure.attester import AzureAttester as AzureAttester
 from phalanx.security.tee.backends import BACKENDS as BACKENDS, inspect_evidence as inspect_evidence
 from phalanx.security.tee.binding import (
     Binding as Binding,
@@ -22,8 +24,13 @@ from phalanx.security.tee.claims import (
     check_measurements as check_measurements,
 )
 from phalanx.security.tee.eat import issue_token as issue_token, read_token as read_token
-from phalanx.security.tee.evidence import Evidence as Evidence, parse_evidence as parse_evidence
+from phalanx.security.tee.evidence import (
+    Evidence as Evidence,
+    parse_evidence as parse_evidence,
+    read_endorsements as read_endorsements,
+)
 from phalanx.security.tee.key_release import KeyRelease as KeyRelease
+from phalanx.security.tee.nvidia.nvml import has_confidential_gpu as has_confidential_gpu
 from phalanx.security.tee.policy import (
     Policy as Policy,
     PolicyConfig as PolicyConfig,

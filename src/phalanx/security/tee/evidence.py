@@ -4,10 +4,11 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from phalanx.config import canonical_json
-from phalanx.errors import RefusedEvidenceError
+from phalanx.errors import ConfigError, RefusedEvidenceError
 from phalanx.security.crypto.canonical import parse_canonical
 from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.formats.reader import malformed_error
@@ -69,6 +70,18 @@ class Evidence:
                 "role": stated.role,
             }
         return canonical_json(value)
+
+
+def read_endorsements(files: Mapping[str, str]) -> dict[str, bytes]:
+    """Read the files that a run file or a client's file names as endorsements.
+
+    Raises:
+        ConfigError: One cannot be read.
+    """
+    try:
+        return {name: Path(path).read_bytes() for name, path in files.items()}
+    except OSError as exc:
+        raise ConfigError(f"endorsements: {exc.filename}: cannot be read ({exc.strerror})") from exc
 
 
 def parse_evidence(data: bytes) -> Evidence:

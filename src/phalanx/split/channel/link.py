@@ -102,6 +102,8 @@ class SealedLink:
     def unpack_tensor(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
         """As `FrameLink` says."""
         started = time.thread_time()
+        # how many rows a frame has is its sender's word, and memory is taken for no more than came
+        self._channel.receiver.check_size(frame, kind, step, microbatch)
         tensor = torch.empty(kind.shape, dtype=DTYPES[kind.dtype])
         self._channel.receiver.open_into(frame, kind, step, microbatch, tensor_memory(tensor))
         self._transcript.note_received(digest or self._hash_frame(frame))

@@ -170,8 +170,12 @@ class WeightsReply(SplitMessage, kind="weighed"):
     digest: Hex32
 
 
+class PermitRequest(SplitMessage, kind="prepare_release"):
+    """The adapters are to be let out: a release is permitted and counted, and nothing leaves yet."""
+
+
 class AdaptersRequest(SplitMessage, kind="ask_release"):
-    """The adapters are asked for."""
+    """The adapters of the release that is permitted are asked for."""
 
 
 class ReleasePart(SplitMessage, kind="part"):
@@ -188,6 +192,13 @@ class ReleaseFacts(StrictModel):
     num_clients: Count
     clip_norm: Size
     noise_std: Size
+
+
+class ReleaseReply(SplitMessage, kind="release_prepared"):
+    """A release is permitted; its adapters leave once a state that counts it is kept."""
+
+    is_kept: bool
+    release: ReleaseFacts
 
 
 class ReleaseEnd(SplitMessage, kind="released"):
@@ -268,7 +279,9 @@ _KINDS = bodies_by_kind(
         SettleReply,
         WeightsRequest,
         WeightsReply,
+        PermitRequest,
         AdaptersRequest,
+        ReleaseReply,
         ReleasePart,
         ReleaseEnd,
         StatementRequest,

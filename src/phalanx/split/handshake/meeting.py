@@ -2,12 +2,14 @@
 
     client                                                     enclave
       nonce  ------------------------------------------------->
-             <----------------  evidence(nonce, keys, config); its own nonce, where the run file has a policy for the
+             <-----  channel key, evidence(nonce, keys, config); its own nonce, where the run file has a policy for the
       appraises; signs the result as a token                      client
       token, evidence(nonce, keys, session), hello  ---------->   checks that the token is about it; appraises
              <-------------------------------------------------  reply
 
-Evidence binds message key and TLS key of the side that makes it; hello and reply are signed with these message keys.
+Evidence binds message key and TLS key of the side that makes it. That of the enclave binds a channel key as well, which
+its process has made: its reply is signed with that one. The keys of its certificate lie in files, and whoever reads the
+disk of a confidential machine, as its host does, has them; the channel key is in memory alone.
 A client gives its evidence to an enclave that it has appraised, and to no other. The digests of token and evidence are
 in every key of the channel: a side that rests on another appraisal has other keys.
 """
@@ -33,6 +35,8 @@ from phalanx.split.channel.link import SealedLink
 from phalanx.split.handshake.client_appraisal import ClientAppraiser
 from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
 
+KEY_BYTES = 32
+"""Bytes of an enclave's channel key, raw Ed25519, before its evidence."""
 MakeEvidence = Callable[[Binding], bytes]
 """Has this machine's hardware sign a binding; returns the envelope."""
 
@@ -53,17 +57,19 @@ class EnclaveHandshake:
         self._appraiser = appraiser or ClientAppraiser(terms_of_run, {}, {})
         self._epochs, self._clients = epochs, clients
         self._nonces: dict[str, bytes] = {}
+        self._channel_identity = Identity.without_certificate(identity.name)
+        self._channel_key = self._channel_identity.public.public_key
 
     def enclave_evidence(self, client: str, nonce: bytes) -> bytes:
-        """Return evidence for a client's nonce."""
+        """Return the key that channels of this process are signed by, and evidence of it for a client's nonce."""
         if client not in self._clients:
             raise PeerRefusedError(f"{client}: is not a client of this run")
         try:
-            binding = self._terms.enclave_binding(nonce)
+            binding = self._terms.enclave_binding(nonce, self._channel_key)
         except ValueError as exc:
             raise PeerRefusedError(f"{client}: {exc}") from exc
         self._nonces[client] = nonce
-        return self._attester.make_evidence(binding).to_bytes()
+        return self._channel_key + self._attester.make_evidence(binding).to_bytes()
 
     def draw_client_nonce(self, client: str) -> bytes | None:
         """Draw the nonce for a client's own evidence; None where none is asked for."""
@@ -86,10 +92,10 @@ class EnclaveHandshake:
             raise RefusedEvidenceError(
                 RefusedEvidenceReason.WRONG_NONCE, f"{client}: was given no evidence; ask for it first"
             )
-        read_token(token, peer, self._terms.enclave_binding(nonce), steady_now())
+        read_token(token, peer, self._terms.enclave_binding(nonce, self._channel_key), steady_now())
         self._appraiser.appraise_client(client, evidence)
         terms = self._terms.channel_terms(client, token, evidence)
-        reply, channel = answer_hello(hello, terms, self._identity, self._epochs, peer)
+        reply, channel = answer_hello(hello, terms, self._channel_identity, self._epochs, peer)
         return reply, SealedLink(channel, self._identity)
 
 
@@ -114,6 +120,8 @@ class ClientHandshake:
         self._identity, self._terms, self._epochs, self._policy = identity, terms_of_run, epochs, policy
         self._asked: tuple[Verifier, bytes] | None = None
         self._offer: HandshakeOffer | None = None
+        self._channel_peer: Peer | None = None
+        self._has_channel = False
 
     def draw_nonce(self) -> bytes:
         """Draw the nonce of the next appraisal."""
@@ -123,13 +131,22 @@ class ClientHandshake:
         return nonce
 
     def appraise_enclave(self, evidence: bytes) -> AppraisalResult:
-        """Appraise the evidence for the nonce that was drawn last, which is used up."""
+        """Appraise the evidence for the nonce that was drawn last, which is used up.
+
+        Args:
+            evidence: Channel key and envelope, as `EnclaveHandshake.enclave_evidence` returns them.
+        """
         if self._asked is None:
             raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_NONCE, "unexpected evidence")
         (verifier, nonce), self._asked = self._asked, None
-        self.result = verifier.appraise_evidence(
-            parse_evidence(evidence), self._terms.enclave_binding(nonce), steady_now()
-        )
+        channel_key, envelope = evidence[:KEY_BYTES], evidence[KEY_BYTES:]
+        if self._has_channel and channel_key != self._appraised_peer.public_key:
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.WRONG_KEY, "the evidence is of another process than the one that has the channel"
+            )
+        binding = self._terms.enclave_binding(nonce, channel_key)
+        self.result = verifier.appraise_evidence(parse_evidence(envelope), binding, steady_now())
+        self._channel_peer = Peer(self._terms.enclave.name, channel_key)
         return self.result
 
     def client_evidence(self, nonce: bytes) -> bytes:
@@ -166,7 +183,15 @@ class ClientHandshake:
         if self._offer is None:
             raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_NONCE, "a reply came to no hello")
         offer, self._offer = self._offer, None
-        return SealedLink(offer.accept_reply(reply, self._terms.enclave), self._identity)
+        channel = offer.accept_reply(reply, self._appraised_peer)
+        self._has_channel = True
+        return SealedLink(channel, self._identity)
+
+    @property
+    def _appraised_peer(self) -> Peer:
+        if self._channel_peer is None:
+            raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_NONCE, "nothing was appraised yet")
+        return self._channel_peer
 
     def check_still_accepted(self) -> None:
         """Compare the appraised evidence with the policy as it is now."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from phalanx.errors import PeerRefusedError
-from phalanx.security.crypto import Identity, Peer
+from phalanx.security.crypto import Identity, Peer, steady_now
 from phalanx.security.seal import compare_statements, read_statement
 from phalanx.security.tee import AppraisalResult
 from phalanx.split.channel import messages as say
@@ -79,8 +79,10 @@ class EnclavePeer:
     def check_trust(self, *, every_s: float, now: bool) -> None:
         """Check whether the appraised enclave is still accepted; ask for new evidence when it is due.
 
+        It is due whenever a certificate of the last one has ended, such as a Nitro document's, which lasts three hours.
+
         Args:
-            every_s: Seconds that an appraisal is good for; 0 for any.
+            every_s: Seconds that an appraisal is good for at most; 0 for any.
             now: Whether it is time whatever the clock says.
         """
         if self._handshake is None:
@@ -88,7 +90,9 @@ class EnclavePeer:
         started = time.thread_time()
         self._handshake.check_still_accepted()
         self.meeting_s += time.thread_time() - started
-        if now or (every_s and self._clock() - self._appraised_at >= every_s):
+        result = self._handshake.result
+        has_ended = result is not None and steady_now() >= result.claims.expires
+        if now or has_ended or (every_s and self._clock() - self._appraised_at >= every_s):
             self.appraise_again()
 
     def compare_transcripts(self, enclave: Peer) -> tuple[bytes, bytes] | None:

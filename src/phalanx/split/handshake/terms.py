@@ -44,9 +44,14 @@ class HandshakeTerms:
             rests_on = hashlib.sha256(in_domain("both-appraisals/1", appraisals)).digest()
         return Terms(self.run, self.config_digest, rests_on, client, self.enclave.name, self.chunk_bytes)
 
-    def enclave_binding(self, nonce: bytes) -> Binding:
-        """Return the binding of the enclave's evidence for a client's nonce."""
-        return Binding(nonce, self.keys, self.config_digest, ROLE)
+    def enclave_binding(self, nonce: bytes, channel_key: bytes) -> Binding:
+        """Return the binding of the enclave's evidence for a client's nonce.
+
+        Args:
+            channel_key: Key by which the enclave's process signs its half of channels; made in its memory.
+        """
+        keys = hashlib.sha256(in_domain("enclave-channel-key/1", self.keys + channel_key)).digest()
+        return Binding(nonce, keys, self.config_digest, ROLE)
 
     def client_binding(self, nonce: bytes, client_keys: bytes) -> Binding:
         """Return the binding of a client's evidence for the enclave's nonce.

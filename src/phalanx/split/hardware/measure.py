@@ -9,7 +9,7 @@ from pathlib import Path
 from phalanx.config import canonical_json
 from phalanx.errors import ConfigError
 from phalanx.security.tee import Policy, PolicyConfig, build_policy, load_policy
-from phalanx.split.config import SplitConfig
+from phalanx.split.config import HARDWARE_TIERS, SplitConfig
 
 _LIBRARIES = ("torch", "transformers", "peft", "cryptography", "bitsandbytes")
 
@@ -32,8 +32,8 @@ def policy_of(split: SplitConfig) -> Policy:
     """Return the policy that a client accepts: the run's policy file, read now, or this release's own code."""
     if split.policy is not None:
         return load_policy(Path(split.policy))[0]
-    if split.tier == "tpm":
-        raise ConfigError('split.policy: missing; tier = "tpm" needs the accepted attestation keys and PCR values')
+    if split.tier in HARDWARE_TIERS:
+        raise ConfigError(f'split.policy: missing; tier = "{split.tier}" needs the values that its evidence must have')
     measurements = {"code": (measure_code().hex(),)}
     config = PolicyConfig.model_validate({"allow_insecure_sim": True, "sim": {"measurements": measurements}})
     return build_policy(config, Path())

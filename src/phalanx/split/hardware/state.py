@@ -6,7 +6,9 @@ not below the second counter: everything older than the newest one that is known
 sealing and keeping costs no more than the steps in between, which are done again.
 
 A state that was sealed and never kept stays usable until the next one is kept, and not longer: by then the second
-counter has passed it, as it was numbered before.
+counter has passed it, as it was numbered before. One that an enclave goes on from was kept, so it is settled then.
+
+Nobody else moves the first counter: an enclave that finds it moved was started a second time, and seals nothing more.
 """
 
 import torch
@@ -16,7 +18,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from phalanx.config import canonical_json
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, RollbackError
 from phalanx.security.crypto import parse_canonical
 from phalanx.security.seal import BlobPlace, BlobSealer, MonotonicCounter
 
@@ -35,14 +37,21 @@ class StateKeeper:
 
     def __init__(self, key: bytes, run: str, sealed: MonotonicCounter, settled: MonotonicCounter) -> None:
         self._sealer, self._run, self._sealed, self._settled = BlobSealer(key, sealed), run, sealed, settled
+        self._newest = sealed.read_count()
 
     def seal_state(self, tensors: dict[str, Tensor], books: dict[str, object], step: int) -> tuple[bytearray, int]:
-        """Seal a state; the ones before stay usable until this one is settled."""
+        """Seal a state; the ones before stay usable until this one is settled.
+
+        Raises:
+            RollbackError: Another process of this enclave has sealed states meanwhile.
+        """
+        self._check_alone()
         plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         plain[_BOOKS] = torch.frombuffer(bytearray(canonical_json(books)), dtype=torch.uint8)
-        # the last number given is this one: an enclave has one thread that seals
         blob = self._sealer.seal_blob(self._blob_place(step), save_tensors(plain))
-        return blob, self._sealed.read_count()
+        self._newest += 1
+        self._check_alone()
+        return blob, self._newest
 
     def open_state(self, blob: bytes | memoryview, step: int) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Open a state that is not older than the newest settled one.
@@ -50,7 +59,8 @@ class StateKeeper:
         Raises:
             CheckpointError: It is altered, or another enclave's, run's or step's.
         """
-        behind = self._sealed.read_count() - self._settled.read_count()
+        self._check_alone()
+        behind = self._newest - self._settled.read_count()
         plain = self._sealer.open_blob(self._blob_place(step), blob, unsafe_accept_behind=behind)
         try:
             tensors = load_tensors(bytes(plain))
@@ -59,10 +69,24 @@ class StateKeeper:
             raise CheckpointError(f"sealed state of step {step}: holds no state of this release: {exc}") from exc
         return tensors, books
 
+    def state_number(self, blob: bytes | memoryview, step: int) -> int:
+        """Return the number of a state that has opened."""
+        return self._sealer.read_number(self._blob_place(step), blob)
+
+    @property
+    def newest_number(self) -> int:
+        """Number of the newest sealed state; 0 before the first."""
+        return self._newest
+
+    def is_settled(self, number: int) -> bool:
+        """Whether every state that was sealed before this number is void."""
+        return self._settled.read_count() >= number
+
     def settle_state(self, number: int) -> None:
         """A state is kept: every one that was sealed before it is void."""
-        if number > self._sealed.read_count():
-            raise CheckpointError(f"sealed state {number}: was never sealed; the newest is {self._sealed.read_count()}")
+        self._check_alone()
+        if number > self._newest:
+            raise CheckpointError(f"sealed state {number}: was never sealed; the newest is {self._newest}")
         while self._settled.read_count() < number:
             self._settled.increment()
 
@@ -75,6 +99,13 @@ class StateKeeper:
     def rollback_proof(self) -> bool:
         """Whether the machine cannot turn either counter back."""
         return self._sealed.rollback_proof and self._settled.rollback_proof
+
+    def _check_alone(self) -> None:
+        if (count := self._sealed.read_count()) != self._newest:
+            raise RollbackError(
+                f"sealed states: {count} were sealed, {self._newest} of them known here: the enclave runs twice; "
+                "end both, then --resume"
+            )
 
     def _blob_place(self, step: int) -> BlobPlace:
         return BlobPlace(self._run, "state", step)

@@ -1,6 +1,7 @@
 """The tiers of an enclave: what attests it, what keeps its key, and what counts its states."""
 
 import contextlib
+import hashlib
 import secrets
 import struct
 from collections.abc import Callable, Mapping
@@ -9,9 +10,28 @@ from pathlib import Path
 from types import MappingProxyType
 
 from phalanx.errors import RollbackError
-from phalanx.security.crypto import Identity, make_private_directory, read_private, write_private
+from phalanx.security.crypto import (
+    Identity,
+    in_domain,
+    make_private_directory,
+    read_private,
+    write_private,
+)
 from phalanx.security.seal import EpochStore, MonotonicCounter, NotRollbackProofCounter
-from phalanx.security.tee import TIERS, Attester, SimAttester, TpmAttester, TpmCounter, TpmDevice, TpmSealer, open_tpm
+from phalanx.security.tee import (
+    TIERS,
+    Attester,
+    AzureAttester,
+    SimAttester,
+    TpmAttester,
+    TpmCounter,
+    TpmDevice,
+    TpmSealer,
+    derive_guest_key,
+    open_attester,
+    open_tpm,
+    read_endorsements,
+)
 from phalanx.split.config import SplitConfig
 from phalanx.split.hardware.measure import measure_code
 
@@ -67,7 +87,11 @@ class TpmMeans:
         self._opened.close()
 
 
-def open_tpm_tier(directory: Path, address: str) -> TpmMeans:
+OpenTpmAttester = Callable[[TpmDevice], contextlib.AbstractContextManager[Attester]]
+"""Opens what quotes PCRs 0 to 7 of a TPM."""
+
+
+def open_tpm_tier(directory: Path, address: str, open_quoter: OpenTpmAttester = TpmAttester) -> TpmMeans:
     """Open an enclave's means, and make them at its first start.
 
     Args:
@@ -75,7 +99,7 @@ def open_tpm_tier(directory: Path, address: str) -> TpmMeans:
     """
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(open_tpm(address))
-        attester, sealer = stack.enter_context(TpmAttester(device)), TpmSealer(device)
+        attester, sealer = stack.enter_context(open_quoter(device)), TpmSealer(device)
         path = directory / "tpm.sealed"
         if not path.exists():
             write_private(path, sealer.seal_secret(_make_secret(device)))
@@ -147,10 +171,49 @@ def _open_files(split: SplitConfig, directory: Path, identity: Identity) -> Tier
 
 def _open_tpm(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
     del identity
-    means = open_tpm_tier(directory, split.tpm)
+    added = read_endorsements(split.endorsements)
+    means = open_tpm_tier(directory, split.tpm, lambda device: TpmAttester(device, endorsements=added))
     return Tier(split.tier, means.attester, means.key, means.counter_for, means.close)
 
 
+def _open_azure(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
+    """Open a tier whose key and counters are in the vTPM for which the chip vouches."""
+    del identity
+
+    def open_attester_of(device: TpmDevice) -> contextlib.AbstractContextManager[Attester]:
+        return contextlib.nullcontext(AzureAttester(device, endorsements=read_endorsements(split.endorsements)))
+
+    means = open_tpm_tier(directory, split.tpm, open_attester_of)
+    return Tier(split.tier, means.attester, means.key, means.counter_for, means.close)
+
+
+def _open_snp(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
+    """Open a tier whose key the chip derives for guests with the launch measurement and policy of its report."""
+    del identity
+    key = hashlib.sha256(in_domain("snp-state-key/1", derive_guest_key())).digest()
+    return _with_file_counters(split, directory, key)
+
+
+def _open_in_memory(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
+    """Open a tier whose hardware seals nothing: its key is in its memory, and no state outlives its process."""
+    del identity
+    return _with_file_counters(split, directory, secrets.token_bytes(32))
+
+
+def _with_file_counters(split: SplitConfig, directory: Path, key: bytes) -> Tier:
+    stack = contextlib.ExitStack()
+    attester = stack.enter_context(open_attester(split.tier, read_endorsements(split.endorsements), tpm=split.tpm))
+    return Tier(split.tier, attester, key, lambda purpose: file_counter(directory, purpose), stack.close)
+
+
 _OPENERS: Mapping[str, Callable[[SplitConfig, Path, Identity], Tier]] = MappingProxyType(
-    {"sim": _open_files, "process": _open_files, "tpm": _open_tpm}
+    {
+        "sim": _open_files,
+        "process": _open_files,
+        "tpm": _open_tpm,
+        "az-snp-vtpm": _open_azure,
+        "snp": _open_snp,
+        "tdx": _open_in_memory,
+        "nitro": _open_in_memory,
+    }
 )

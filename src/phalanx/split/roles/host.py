@@ -71,6 +71,7 @@ class EnclaveHost:
             wire = GrpcWire(place.identity, place.transport, passes_stacks_to=OWNER)
             stack.callback(wire.close)
             wire.name_of, wire.awaited, wire.admit = arrivals.name_of, arrivals.missing_parties, check_caller
+            wire.has_dialled_streams = True
             self._say(f"listening on {wire.address} for {', '.join(place.parties)}")
             serve = self._serve_confined if place.is_confined else self._serve_here
             serve(stack, session, wire, arrivals)
@@ -101,7 +102,8 @@ class EnclaveHost:
         wire.serve_frames(relay.pass_inward, session)
         joined = arrivals.wait_for_all(wire)
         for name, party in joined.items():
-            wire.add_route(name, party.address)
+            if party.address:
+                wire.add_route(name, party.address)
         config = self._make_config(session, _certificates_by_party(joined))
         process = stack.enter_context(ConfinedEnclave(place.directory, config, far))
         process.start()

@@ -31,8 +31,17 @@ class OwnerRequests:
         weighed, _ = self._owner.connection.request_answer(say.WeightsRequest(), say.WeightsReply)
         return weighed.digest
 
+    def prepare_release(self) -> bool:
+        """Have a release permitted and counted; return whether a state that counts it is kept already.
+
+        Raises:
+            ReleaseRefusedError: The policy lets nothing out.
+        """
+        prepared, _ = self._owner.connection.request_answer(say.PermitRequest(), say.ReleaseReply)
+        return prepared.is_kept
+
     def request_release(self, step: int) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """Return the permission and the adapters."""
+        """Return the permission and the adapters of a release that is permitted, and kept in a settled state."""
         self._owner.connection.send_message(say.AdaptersRequest())
         tensors: dict[str, Tensor] = {}
         while True:

@@ -12,6 +12,7 @@ import torch
 from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, PhalanxError, RollbackError
 from phalanx.models import ModelSource, weights_digest
 from phalanx.security.crypto import Identity
+from phalanx.security.seal import PermittedRelease
 from phalanx.split.admission.standings import refusal_facts
 from phalanx.split.channel import messages as say
 from phalanx.split.channel import turn_messages as ask
@@ -89,6 +90,7 @@ _OWNER_ONLY = (
     say.StateRequest,
     say.SettleRequest,
     say.WeightsRequest,
+    say.PermitRequest,
     say.AdaptersRequest,
     ask.ClientTurn,
     ask.Conclude,
@@ -138,6 +140,8 @@ class EnclaveServer:
         self._waiting = {name: ReceiveWindow(name, max_waiting) for name in split.client_names}
         self._replies: dict[str, tuple[say.Reply, PackedFrame]] = {}
         self._is_over, self._is_current = False, False
+        self._counting_state = 0
+        """Number of the first state that counts the latest release."""
 
     def announce_address(self, address: str) -> None:
         """Tell every party where the enclave listens."""
@@ -192,6 +196,9 @@ class EnclaveServer:
         self._post_message(sender, *self._handshakes.make_evidence_reply(sender, message))
 
     def _answer_call(self, sender: str, message: say.HandshakeCall, item: CheckedFrame) -> None:
+        if self._turns is not None and sender in self._turns.data_commitments:
+            # new keys begin the step anew, for which the others would wait: a client's new process is a new session
+            raise FrameError(f"{sender}: has met the enclave and is ready; a new session begins with a new process")
         reply, link = self._handshakes.admit_party(sender, message, item.payload)
         if sender == OWNER:
             self._owner_link = link
@@ -369,6 +376,9 @@ class EnclaveServer:
             self._trainer.check_metadata(metadata if isinstance(metadata, dict) else {})
             self._trainer.load_state(self._releasing.restore_release(tensors, books), message.step)
             self._enclave.gate = self._releasing.gate
+            # who shows it has kept it: what was sealed before must not open beside it
+            self._counting_state = self._keeper.state_number(item.payload, message.step)
+            self._keeper.settle_state(self._counting_state)
             self._is_current = True
         self._enclave.restart_step()
         self._post_message(sender, say.RestoreReply(step=self._trainer.num_steps))
@@ -394,24 +404,35 @@ class EnclaveServer:
             sender, say.WeightsReply(digest=weights_digest(all_weights(self._source, self._trainer.trained_weights())))
         )
 
+    def _prepare_release(self, sender: str, message: say.PermitRequest, item: CheckedFrame) -> None:
+        """Permit a release and count it. It leaves once a state that counts it is kept, and all before that are void.
+
+        A state of before a release would allow it once more: with other noise, or with one other client's step in it.
+        """
+        known = self._releasing.latest_release
+        release, _ = known or self._releasing.make_release(self._trainer.trained_weights())
+        if known is None:
+            self._counting_state = self._keeper.newest_number + 1
+        self._post_message(sender, say.ReleaseReply(is_kept=self._is_release_kept, release=_facts_of(release)))
+
     def _send_release(self, sender: str, message: say.AdaptersRequest, item: CheckedFrame) -> None:
-        link = self._owner_link
+        link, latest = self._owner_link, self._releasing.latest_release
         if link is None:
             raise PeerRefusedError(f"{sender}: has not met the enclave yet")
-        release, tensors = self._releasing.make_release(self._trainer.trained_weights())
+        if latest is None or not self._is_release_kept:
+            raise RollbackError("release: is permitted first, and leaves once a state that counts it is kept")
+        release, tensors = latest
         step = self._trainer.num_steps
         for number, (name, tensor) in enumerate(sorted(tensors.items())):
             frame = link.pack_tensor(
                 TensorKinds.adapter_kind(name, tuple(tensor.shape)), step, number, tensor.contiguous()
             )
             self._post_message(sender, say.ReleasePart(name=name, shape=tuple(tensor.shape)), frame)
-        facts = say.ReleaseFacts(
-            number=release.number,
-            num_clients=release.num_clients,
-            clip_norm=float(release.clip_norm),
-            noise_std=float(release.noise_std),
-        )
-        self._post_message(sender, say.ReleaseEnd(parts=len(tensors), release=facts))
+        self._post_message(sender, say.ReleaseEnd(parts=len(tensors), release=_facts_of(release)))
+
+    @property
+    def _is_release_kept(self) -> bool:
+        return self._keeper.is_settled(self._counting_state)
 
     def _state_transcript(self, sender: str, message: say.StatementRequest, item: CheckedFrame) -> None:
         link = self._owner_link if sender == OWNER else self._enclave.link_of(sender)
@@ -428,6 +449,15 @@ class EnclaveServer:
             self._endpoint.send_frame(receiver, message.kind, message.model_dump(mode="json"), parts)
 
 
+def _facts_of(release: PermittedRelease) -> say.ReleaseFacts:
+    return say.ReleaseFacts(
+        number=release.number,
+        num_clients=release.num_clients,
+        clip_norm=float(release.clip_norm),
+        noise_std=float(release.noise_std),
+    )
+
+
 _ANSWERS: Mapping[type[SplitMessage], Callable[..., None]] = MappingProxyType(
     {
         say.EvidenceRequest: EnclaveServer._answer_evidence_request,
@@ -439,6 +469,7 @@ _ANSWERS: Mapping[type[SplitMessage], Callable[..., None]] = MappingProxyType(
         say.StateRequest: EnclaveServer._send_sealed_state,
         say.SettleRequest: EnclaveServer._settle_state,
         say.WeightsRequest: EnclaveServer._send_weights_digest,
+        say.PermitRequest: EnclaveServer._prepare_release,
         say.AdaptersRequest: EnclaveServer._send_release,
         say.StatementRequest: EnclaveServer._state_transcript,
         ask.ClientReady: EnclaveServer._note_client_ready,

@@ -29,11 +29,13 @@ class ReleaseMaker:
         self._base = {name: tensor.detach().clone() for name, tensor in weights}
 
     def make_release(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[PermittedRelease, dict[str, Tensor]]:
-        """Return what may leave now."""
+        """Return what may leave now: the latest release once more where nobody has contributed since."""
         if self._policy is None or self.gate is None:
             raise ReleaseRefusedError(
                 ReleaseRefusal.TOO_FEW_CLIENTS, "release: the run has no [split.release], so adapters stay sealed"
             )
+        if (latest := self.latest_release) is not None:
+            return latest
         moved = {name: tensor.double() - self._base[name].double() for name, tensor in weights}
         moved_norm = total_norm(moved.values())
         scale = 1.0 if moved_norm <= self._policy.clip_norm else self._policy.clip_norm * (1 - _SLACK) / moved_norm
@@ -48,6 +50,12 @@ class ReleaseMaker:
         }
         self._base = {name: tensor.clone() for name, tensor in out.items()}
         return release, out
+
+    @property
+    def latest_release(self) -> tuple[PermittedRelease, dict[str, Tensor]] | None:
+        """The latest release, which leaves with the same bits each time; None once somebody trains on."""
+        latest = None if self.gate is None else self.gate.repeatable_release
+        return None if latest is None else (latest, dict(self._base))
 
     def release_state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Return the released tensors and the metadata of the gate, for a sealed state."""

@@ -9,7 +9,15 @@ from phalanx.config import StrictModel, load_config
 from phalanx.data.tasks import Columns, load_own
 from phalanx.errors import ConfigError
 from phalanx.security.crypto import Identity, load_identity
-from phalanx.security.tee import Binding, Policy, PolicyConfig, SimAttester, load_policy, open_attester
+from phalanx.security.tee import (
+    Binding,
+    Policy,
+    PolicyConfig,
+    SimAttester,
+    load_policy,
+    open_attester,
+    read_endorsements,
+)
 from phalanx.split import SplitConfig
 from phalanx.split.config import DEFAULT_TPM
 from phalanx.split.hardware.measure import measure_code, policy_of
@@ -18,7 +26,7 @@ from phalanx.train.parties.client_conversations import look_at_conversations
 from phalanx.transport import TransportConfig
 
 _WITHOUT_PROOF = ("sim", "process")
-ClientEvidenceKind = Literal["sim", "snp", "tdx", "sgx", "nitro", "tpm", "nv-gpu"]
+ClientEvidenceKind = Literal["sim", "snp", "tdx", "sgx", "nitro", "az-snp-vtpm", "tpm", "nv-gpu"]
 """Kinds of evidence that a client can bring: all that this program can ask hardware for, and the simulation."""
 
 
@@ -52,7 +60,8 @@ class ClientFile(StrictModel):
     directory: str | None = None
     """This client's own: epochs, the secret of its commitment, transcript; left out, `state` beside its keys."""
     advertise: str | None = None
-    """Host under which the enclave reaches this machine; left out, the address that leads to the enclave."""
+    """Host under which the enclave calls this machine back; left out, it calls nobody: this client dials out, and what
+    the enclave sends comes on that connection, through routers that translate addresses."""
     join_timeout_s: float = Field(default=3600.0, gt=0, le=86400, allow_inf_nan=False)
     """How long to look for an enclave that does not answer, seconds."""
     threads: int = Field(default=1, ge=1)
@@ -87,8 +96,7 @@ class ClientFile(StrictModel):
             )
         if self.attester == "sim":
             return SimAttester(identity, measure_code()).make_evidence(binding).to_bytes()
-        added = {name: _read_endorsement(Path(path)) for name, path in self.endorsements.items()}
-        with open_attester(self.attester, added, tpm=self.tpm) as attester:
+        with open_attester(self.attester, read_endorsements(self.endorsements), tpm=self.tpm) as attester:
             return attester.make_evidence(binding).to_bytes()
 
     def check_attester(self, policy: PolicyConfig | None, name: str) -> None:
@@ -141,10 +149,3 @@ def read_client(path: Path) -> tuple[ClientFile, SplitRun, str]:
     else:
         look_at_conversations(run.data.conversations, Path(client.train), Path(client.test))
     return client, run, name
-
-
-def _read_endorsement(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as exc:
-        raise ConfigError(f"endorsements: {path}: cannot be read ({exc.strerror})") from exc

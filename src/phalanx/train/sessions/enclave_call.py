@@ -1,7 +1,6 @@
 """A call of an enclave that runs elsewhere: the way to it, its session, and a look now and then whether it goes on."""
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from phalanx.telemetry import MissingNotice
 from phalanx.transport import Endpoint, GrpcWire, JoinedPeer, TransportConfig, ask_peer_run
 
 _LOOK_EVERY_S = 5.0
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - what a machine binds to is not where it is reached
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,8 @@ class EnclaveCall:
         enclave: ``host:port``.
         transport: Listening address of the caller, deadlines and bounds.
         patience_s: Seconds to look for an enclave that does not answer.
-        advertise: Host under which the caller is reached; None for the address that leads to the enclave.
+        advertise: Host under which the enclave calls back; None where nobody can, as behind a router that translates
+            addresses: the caller dials out, and the enclave's frames come on that stream.
         stacks_for: The one party that may ask for the stacks of the caller; None for nobody.
     """
 
@@ -66,7 +65,7 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
     wire = GrpcWire(call.identity, call.transport, stacks_for=call.stacks_for)
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
-        address = reachable_address(wire.address, call)
+        address = advertised_address(wire.address, call)
         met = _first_answer(call, address)
         if expected is not None and met.peer != expected:
             raise PeerRefusedError(
@@ -77,6 +76,8 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
         peers = {met.peer.name: met.peer}
         endpoint = stack.enter_context(Endpoint(call.identity, peers, met.run, wire, call.transport))
         endpoint.add_peer(met.peer, call.enclave)
+        if not address:
+            wire.collect_frames(met.peer.name)
         watch = _SessionWatch(call, address, met)
         yield CalledEnclave(met.peer, met.certificate, met.run, endpoint, watch.check_session)
 
@@ -95,27 +96,12 @@ def _first_answer(call: EnclaveCall, address: str) -> JoinedPeer:
         notice.waits_for((f"{ENCLAVE} at {call.enclave}",))
 
 
-def reachable_address(bound: str, call: EnclaveCall) -> str:
-    """Return ``host:port`` under which the enclave reaches the caller."""
-    host, _, port = bound.rpartition(":")
-    if call.advertise is not None:
-        host = f"[{call.advertise}]" if ":" in call.advertise else call.advertise
-    elif host.strip("[]") in _EVERYWHERE:
-        host = _own_host(call.enclave)
-    return f"{host}:{port}"
-
-
-def _own_host(towards: str) -> str:
-    """The address of this machine on the way to another; nothing is sent."""
-    host, _, port = towards.rpartition(":")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            own_address = str(probe.getsockname()[0])
-    except OSError as exc:
-        raise PeerLostError(f"{towards}: cannot be reached ({exc}); check the name") from exc
-    return f"[{own_address}]" if ":" in own_address else own_address
+def advertised_address(bound: str, call: EnclaveCall) -> str:
+    """Return ``host:port`` at which the enclave calls back; empty where its frames come on the caller's own stream."""
+    if call.advertise is None:
+        return ""
+    host = f"[{call.advertise}]" if ":" in call.advertise else call.advertise
+    return f"{host}:{bound.rpartition(':')[2]}"
 
 
 class _SessionWatch:

@@ -2,12 +2,13 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
 from safetensors.torch import save_file
 
+from phalanx.checkpoint import Shard
 from phalanx.data import Corpus
 from phalanx.data.config import OWN_TASK
 from phalanx.data.loader import HeldOut
@@ -215,7 +216,15 @@ def _run_split(
             )
     if opening.checkpoint is not None:
         engine.load_sealed(opening.checkpoint)
-    saver = PlainSaver(engine.sealed_shards, opening.savepoint, _settle_on_save(observe, recorder, engine))
+
+    def shards() -> Iterable[Shard]:
+        # a release leaves once a kept state counts it: the run's last state is that
+        if context.run.split.release is not None and engine.num_steps >= context.run.train.steps:
+            with contextlib.suppress(ReleaseRefusedError):
+                lead.prepare_release()
+        return engine.sealed_shards()
+
+    saver = PlainSaver(shards, opening.savepoint, _settle_on_save(observe, recorder, engine))
     running = RunningSplit(engine, saver, lead, context, recorder)
     try:
         yield running
@@ -271,6 +280,8 @@ class RunningSplit:
             summary["released"] = False
             return
         try:
+            if not self._lead.prepare_release():
+                self.saver.save_now(self.engine.num_steps, last=True)
             permitted, tensors = self._lead.request_release(self.engine.num_steps)
         except ReleaseRefusedError as exc:
             summary["released"] = False

@@ -49,6 +49,25 @@ class NvmlAttester:
         )
 
 
+def has_confidential_gpu(nvml: Any = None) -> bool | None:
+    """Whether the driver has its GPUs in confidential mode; None without a GPU, a driver that tells, or bindings."""
+    try:
+        bindings = nvml or _load_bindings()
+    except NoEvidenceError:
+        return None
+    try:
+        bindings.nvmlInit()
+        try:
+            if not bindings.nvmlDeviceGetCount():
+                return None
+            state = bindings.nvmlSystemGetConfComputeState()
+        finally:
+            bindings.nvmlShutdown()
+    except (bindings.NVMLError, AttributeError):
+        return None
+    return bool(state.ccFeature)
+
+
 def _load_bindings() -> Any:
     try:
         return importlib.import_module("pynvml")

@@ -60,15 +60,8 @@ class TpmAttester(Closeable):
         Raises:
             TpmError: The TPM refuses, or PCRs change faster than they can be read.
         """
-        parameters = wire.size_prefixed(binding.binding_digest()) + b"\0\x10" + wire.pcr_selection(self._pcrs)
-        for _ in range(_ATTEMPTS):
-            answer = self._tpm.send_command(TpmCommand.QUOTE, (self._ak,), parameters, wire.password_authorisation())
-            quote, values = answer.take_bytes(answer.bytes_left), self._tpm.read_pcrs(self._pcrs)
-            if _matches_values(quote, values):
-                plain = {"sha256": {str(index): value.hex() for index, value in values.items()}}
-                sent = {"ak": self._public, "pcrs": canonical_json(plain), **self._endorsements}
-                return Evidence(self.kind, quote, sent, binding)
-        raise TpmError(f"TPM: PCRs {self._pcrs} changed between quote and reading, {_ATTEMPTS} times")
+        quote, pcrs = quote_binding(self._tpm, self._ak, self._pcrs, binding)
+        return Evidence(self.kind, quote, {"ak": self._public, "pcrs": pcrs, **self._endorsements}, binding)
 
     def activate_credential(self, enrolment: Enrolment) -> bytes:
         """Read an enrolment's secret, which only the TPM with both keys can; `Enrolment.finish_enrolment` takes it.
@@ -95,6 +88,22 @@ class TpmAttester(Closeable):
         if self._is_open:
             self._is_open = False
             self._tpm.flush_object(self._ak)
+
+
+def quote_binding(tpm: TpmDevice, key: int, pcrs: tuple[int, ...], binding: Binding) -> tuple[bytes, bytes]:
+    """Have a key of a TPM sign a binding together with PCRs; return the quote, and the values as ``pcrs``.
+
+    Raises:
+        TpmError: The TPM refuses, or PCRs change faster than they can be read.
+    """
+    parameters = wire.size_prefixed(binding.binding_digest()) + b"\0\x10" + wire.pcr_selection(pcrs)
+    for _ in range(_ATTEMPTS):
+        answer = tpm.send_command(TpmCommand.QUOTE, (key,), parameters, wire.password_authorisation())
+        quote, values = answer.take_bytes(answer.bytes_left), tpm.read_pcrs(pcrs)
+        if _matches_values(quote, values):
+            plain = {"sha256": {str(index): value.hex() for index, value in values.items()}}
+            return quote, canonical_json(plain)
+    raise TpmError(f"TPM: PCRs {pcrs} changed between quote and reading, {_ATTEMPTS} times")
 
 
 def _matches_values(quote: bytes, values: Mapping[int, bytes]) -> bool:
