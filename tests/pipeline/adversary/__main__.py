@@ -103,12 +103,18 @@ def main() -> int:
     parser.add_argument("--record", type=Path, default=RECORD, help=f"the account; {RECORD.relative_to(ROOT)}")
     parser.add_argument("--only", default="", help="companies with this in their name; all")
     parser.add_argument("--lists", nargs="+", choices=LISTS, default=LISTS, help="what is played; all")
+    parser.add_argument("--join", type=Path, metavar="FILE", help="take in the account of another --only, and end")
     arguments = parser.parse_args()
     if _git("status", "--porcelain", "--", "src", "tests/pipeline"):
         parser.error("src or tests/pipeline has changes that are in no commit; commit them first")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     account = Account.open(arguments.record, digest_sources(ROOT))
+    if arguments.join is not None:
+        account.join(Account.open(arguments.join, account.protocol))
+        account.write(arguments.record)
+        sys.stdout.write(f"{account.sums()}\n")
+        return 1 if account.findings else 0
     # what was imported lives to the end: no search for garbage is to look at it
     gc.freeze()
     parts = SharedParts()

@@ -205,6 +205,16 @@ class Account:
         parts = [Part(**part) for part in body["parts"]]
         return cls(protocol, parts, settings, body["findings"], body["earlier"])
 
+    def join(self, other: "Account") -> None:
+        """Take in what another process has played in other settings, since both went on from one account."""
+        if other.protocol != self.protocol:
+            raise ValueError(f"an account of the protocol {other.protocol}, expected {self.protocol}")
+        self.parts += [part for part in other.parts if part not in self.parts]
+        for name, record in other.settings.items():
+            if name not in self.settings or record.cpu_s > self.settings[name].cpu_s:
+                self.settings[name] = record
+        self.findings = {**other.findings, **self.findings}
+
     def sums(self) -> dict[str, Any]:
         """What all parts come to."""
         lists = {name: sum(each.done[name] for each in self.settings.values()) for name in LISTS}

@@ -18,6 +18,22 @@ QUICK_SINGLES, QUICK_PAIRS = 16, 6
 FEWER_SINGLES, FEWER_PAIRS = 8, 2
 
 
+def test_accounts_of_two_processes_that_went_on_from_one_are_joined():
+    def account(cpu_s, schedules):
+        settings = {name: SettingRecord({"singles": 0}, cpu_s=seconds) for name, seconds in cpu_s.items()}
+        return Account("a protocol", [Part("first", 5), *(Part("later", number) for number in schedules)], settings)
+
+    one, other = account({"K3": 9.0, "K4": 2.0}, [7]), account({"K3": 2.0, "K4": 8.0}, [11])
+    other.findings = {"sign": {"fault": "a fault"}}
+    one.join(other)
+
+    assert [part.schedules for part in one.parts] == [5, 7, 11]
+    assert {name: each.cpu_s for name, each in one.settings.items()} == {"K3": 9.0, "K4": 8.0}
+    assert list(one.findings) == ["sign"]
+    with pytest.raises(ValueError, match="an account of the protocol another"):
+        one.join(Account("another"))
+
+
 @pytest.mark.parametrize(
     ("setting", "num_singles", "num_pairs"),
     [
