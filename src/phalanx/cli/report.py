@@ -9,7 +9,6 @@ import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import print_figures
-from phalanx.config import join_names
 
 # the figures of summary.json that are worth a line each; those a run does not have are left out
 SUMMARY = (
@@ -110,6 +109,8 @@ def _round_rows(summary: Mapping[str, Any]) -> dict[str, Any]:
     rounds = summary.get("federated")
     if not isinstance(rounds, dict):
         return {}
+    from phalanx.config import join_names
+
     out = ", ".join(f"{site}: {reason}" for site, reason in rounds["excluded"].items())
     sites = f"{join_names(rounds['sites'])}; {rounds['asked']} asked a round; the owner sees {rounds['owner_sees']}"
     return {"steps": None, "steps_lost": None, "rounds": summary.get("steps"), "sites": sites, "excluded": out}

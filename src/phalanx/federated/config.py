@@ -313,8 +313,8 @@ class FederatedConfig(StrictModel):
         max_summed = min_sites_left(summed) if self.sums == "masked" else summed
         if not MIN_SUMMED <= self.min_cohort <= max_summed:
             raise ValueError(
-                f"min_cohort = {self.min_cohort}: fewer than {MIN_SUMMED} sites do not hide one, and a sum of {summed} "
-                f"ends as soon as {max_summed} of them are left; choose from {MIN_SUMMED} to {max_summed}, or ask more "
+                f"min_cohort = {self.min_cohort}: a sum needs at least {MIN_SUMMED} sites to hide one, and one of "
+                f"{summed} may end with {max_summed} of them; choose from {MIN_SUMMED} to {max_summed}, or ask more "
                 "sites"
             )
         if self.sums == "enclave":

@@ -40,7 +40,7 @@ def propose_stages(run_dir: Path) -> Answer:
     rows = [row for row in (status.parties if status else ()) if row.state in _PRESENT]
     edge_work = flops.head / (flops.block + flops.scores)
     owner_s, seconds_by_party = _measure_layers(
-        run_dir, rows, stage_layers, edge_work, shadows=run.guard.shadow == "lockstep"
+        run_dir, rows, stage_layers, edge_work, shadows=run.guard.shadow_upkeep.in_lockstep
     )
     if owner_s is None or not seconds_by_party:
         raise ConfigError(
