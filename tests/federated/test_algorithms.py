@@ -173,7 +173,7 @@ def test_the_section_says_what_does_not_go_together():
         ({"min_cohort": 5}, "min_cohort = 5"),
         ({"byzantine": 1}, "tolerates no lying site"),
         ({"secure": True}, "needs at least 3 sites to hide one"),
-        ({"secure": True, "min_cohort": 4}, "at most 3 are asked"),
+        ({"secure": True, "min_cohort": 4}, "one of 4 may end with 3 of them"),
         ({"secure": True, "min_cohort": 3, "aggregator": "median"}, "set bucket"),
         ({"bucket": 3}, "bucket needs sums"),
         ({"secure": True, "min_cohort": 3, "algorithm": {"kind": "scaffold"}}, "excludes"),
