@@ -189,6 +189,10 @@ def test_a_client_is_asked_for_nothing_once_the_owner_has_revoked_it_also_after_
 
 def test_a_client_that_hangs_is_on_the_card_with_the_place_where_it_hangs(gather):
     parties = gather(changes=SHORT)
+    for name in ("north", "south"):
+        # who listens nowhere cannot be asked
+        file = parties.home / name / "client.toml"
+        file.write_text('advertise = "127.0.0.1"\n' + file.read_text())
     parties.enclave()
     parties.client("north")
     south = parties.start("south", "client.toml", program=(HANGS,))

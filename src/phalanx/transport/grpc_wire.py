@@ -306,9 +306,11 @@ class GrpcWire:
         """Ask the named party of this session."""
         name = raw[:_MAX_NAME].decode("ascii", "replace")
         with self._changed:
-            route = self._channels.get(name)
+            route, has_stream = self._channels.get(name), name in self._streams
         if route is None:
-            _abort_call(context, grpc.StatusCode.NOT_FOUND, "no party of this name is in the session")
+            why = "the party listens nowhere; give its file advertise = HOST, or send it SIGUSR1" if has_stream else ""
+            why = why or "no party of this name is in the session"
+            _abort_call(context, grpc.StatusCode.NOT_FOUND, why)
         try:
             stacks = ask_peer_stacks(self._identity, name, route[2], self._config, _PASSED_STACKS_S)
         except (TransportError, VerificationError) as exc:
