@@ -427,6 +427,20 @@ def test_a_run_that_goes_on_is_cut_by_the_speeds_of_the_parties_that_are_left(
     assert "worker-2" in capsys.readouterr().out
 
 
+def test_a_measured_run_says_all_that_is_needed(capsys: pytest.CaptureFixture[str], trained_run: Path) -> None:
+    assert run_command(["plan", "--measured", str(trained_run), "--layout", "dp=2"]) == 2
+
+    assert "leave out the other options" in capsys.readouterr().err
+
+
+def test_a_damaged_log_proposes_no_cut(capsys: pytest.CaptureFixture[str], trained_run: Path) -> None:
+    (trained_run / "events.jsonl").write_text("{}\nnot json\n")
+
+    assert run_command(["plan", "--measured", str(trained_run)]) == 2
+
+    assert "no step has the speeds of its parties" in capsys.readouterr().err
+
+
 def test_without_a_measurement_no_cut_is_proposed(capsys: pytest.CaptureFixture[str], trained_run: Path) -> None:
     (trained_run / "metrics.jsonl").write_text('{"step": 0}\n')
 

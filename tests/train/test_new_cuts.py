@@ -6,7 +6,8 @@ import shutil
 import pytest
 import torch
 
-from phalanx.train import PastRun
+from phalanx.errors import PhalanxError
+from phalanx.train import PastRun, train
 from phalanx.train.records.proof import verify_run
 from phalanx.train.sessions import hooks
 
@@ -67,6 +68,18 @@ def test_a_resumed_run_has_the_bits_of_one_that_had_the_new_cut_from_there(
     assert told["keys"]["pipeline.stages"] == [2, int(overrides[0][-1])]
     assert "From step 4 on, the layers are cut into stages anew" in summary["shown"]
     assert verify_run(path).steps == 6
+
+
+def test_the_owner_s_keys_are_never_made_anew(stop_run, make_run):
+    path = stop_run(5)
+    certificate = path / "pki" / "owner" / "certificate.pem"
+    certificate.rename(path / "moved.pem")
+    keys = {file.name: file.read_bytes() for file in certificate.parent.iterdir()}
+
+    with pytest.raises(PhalanxError, match=r"certificate\.pem"):
+        train(make_run("pipeline.stages=1"), path, resume=True)
+
+    assert {file.name: file.read_bytes() for file in certificate.parent.iterdir()} == keys
 
 
 @pytest.mark.slow

@@ -84,8 +84,11 @@ def plan(
     if run_dir is not None:
         from phalanx.cli.planning.stages import propose_stages
 
-        if run_file is not None or model is not None:
-            raise ConfigError("plan: --measured reads the run file of its directory; leave out RUN.toml and --model")
+        others = (run_file, model, cluster, gpus, sets, unsets, tokens, layout, probe, parties, cut, leaks, html, out)
+        if split or any(option is not None for option in others):
+            raise ConfigError(
+                "plan: --measured reads all it needs in the run directory; leave out the other options"
+            ).with_facts(code="PHX-C002", key="--measured", do="leave out the other options")
         return propose_stages(run_dir)
     overrides = overrides_of(sets, unsets)
     if (run_file is None) == (model is None):

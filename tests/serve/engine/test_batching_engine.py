@@ -213,6 +213,7 @@ def test_echoed_scores_are_those_of_the_model(directory, served, engine):
         ({"grammar": Grammar(kind="json_schema", source=json.dumps({"enum": ["a"] * 3000}))}, "2048 nodes"),
         ({"grammar": Grammar(kind="json_schema", source='{"type": "integer", "multipleOf": 999999937}')}, "multipleOf"),
         ({"grammar": Grammar(kind="json_schema", source=json.dumps(FACTORS))}, "multipleOf"),
+        ({"grammar": Grammar(kind="json_schema", source='{"type": "number", "multipleOf": 1e999}')}, "multipleOf"),
         ({"grammar": Grammar(kind="lark", source=WIDE)}, "the grammar"),
     ],
 )

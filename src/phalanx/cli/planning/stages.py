@@ -1,6 +1,7 @@
 """``phalanx plan --seconds_by_party``: the stages of a run that goes on, from the speeds that its parties had."""
 
-import json
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -12,7 +13,8 @@ from phalanx.cli.console import print_figures, print_rows
 from phalanx.errors import ConfigError
 from phalanx.planner.cuts.stages import MeasuredParties, propose_layers
 from phalanx.planner.model.compute import forward_flops
-from phalanx.telemetry import PEERS_FILE, read_metrics
+from phalanx.report.read import RunRecord, read_run
+from phalanx.telemetry import PEERS_FILE
 from phalanx.telemetry.parties import PartyRow, read_peers
 
 _SHOWN_STEPS = 20
@@ -29,18 +31,19 @@ def propose_stages(run_dir: Path) -> Answer:
     from phalanx.train import PipelineRun, load_run
     from phalanx.train.setup.planned_memory import planned_shape
 
-    run, status = load_run(run_dir / "config.toml"), read_peers(run_dir / PEERS_FILE)
+    record, status = read_run(run_dir), read_peers(run_dir / PEERS_FILE)
+    run = load_run(run_dir / "config.toml")
     if not isinstance(run, PipelineRun):
         raise ConfigError(f"{run_dir}: is no run with a pipeline, whose layers could be cut anew").with_facts(
             code="PHX-C002", key="--measured", found=run.engine, expected="a run with [pipeline]"
         )
     shape = planned_shape(run.model)
     flops = forward_flops(shape, run.data.sequence_length)
-    stage_layers = _read_layers(run_dir)
+    stage_layers = _read_layers(record)
     rows = [row for row in (status.parties if status else ()) if row.state in _PRESENT]
     edge_work = flops.head / (flops.block + flops.scores)
     owner_s, seconds_by_party = _measure_layers(
-        run_dir, rows, stage_layers, edge_work, shadows=run.guard.shadow_upkeep.in_lockstep
+        record.metrics, rows, stage_layers, edge_work, shadows=run.guard.shadow_upkeep.in_lockstep
     )
     if owner_s is None or not seconds_by_party:
         raise ConfigError(
@@ -52,7 +55,7 @@ def propose_stages(run_dir: Path) -> Answer:
     layers = propose_layers(shape.layers, parties)
     if layers is None:
         raise ConfigError(f"{run_dir}: {shape.layers} layers are too few for {len(worker_s)} workers and the owner")
-    layers_by_party = {row.name: sum(stage_layers[stage] for stage in row.serves) for row in rows}
+    layers_by_party = {row.name: _count_layers(stage_layers, row.serves) for row in rows}
     num_served = sum(layers_by_party.values())
     now_s = parties.slowest_seconds(shape.layers - num_served, [layers_by_party[name] for name in worker_s])
     then_s = parties.slowest_seconds(layers[0] + layers[-1], layers[1:-1])
@@ -84,20 +87,21 @@ def propose_stages(run_dir: Path) -> Answer:
     return Answer(facts)
 
 
-def _read_layers(run_dir: Path) -> list[int]:
-    """Return the layers of each stage in the newest session."""
-    stages: list[dict[str, Any]] = []
-    with (run_dir / "events.jsonl").open(encoding="utf-8") as lines:
-        for text in lines:
-            event = json.loads(text)
-            if event.get("kind") in ("run_started", "run_resumed"):
-                stages = event["body"].get("stages", [])
-    pairs = [str(stage["layers"]).split("-", 1) for stage in stages]
-    return [int(last) - int(first) + 1 for first, last in pairs]
+def _read_layers(record: RunRecord) -> list[int]:
+    """Return the layers of each stage in the newest session; none where its opening does not say them."""
+    openings = record.events_of("run_started", "run_resumed")
+    stages = openings[-1]["body"].get("stages", []) if openings else []
+    pairs = [re.fullmatch(r"(\d+)-(\d+)", str(stage.get("layers"))) for stage in stages if isinstance(stage, dict)]
+    return [int(pair[2]) - int(pair[1]) + 1 for pair in pairs if pair is not None]
+
+
+def _count_layers(layers: Sequence[int], stages: Iterable[int]) -> int:
+    # the rows of parties are of the newest session as well, but are written a moment later
+    return sum(layers[stage] for stage in stages if stage < len(layers))
 
 
 def _measure_layers(
-    run_dir: Path, rows: list[PartyRow], layers: list[int], edge_work: float, *, shadows: bool
+    lines: list[dict[str, Any]], rows: list[PartyRow], layers: list[int], edge_work: float, *, shadows: bool
 ) -> tuple[float | None, dict[str, float]]:
     """Return the seconds of a step that owner and workers needed for one layer.
 
@@ -105,7 +109,6 @@ def _measure_layers(
         edge_work: Work of embedding and head, which the owner does beside its layers, in layers.
         shadows: Whether a shadow computes as much as who serves the stage.
     """
-    lines = read_metrics(run_dir / "metrics.jsonl")
     own_seconds = [line["phases"]["compute"] for line in lines if "compute" in line.get("phases", {})][-_SHOWN_STEPS:]
     own_work = sum(layers[:1]) + sum(layers[1:][-1:]) + edge_work
     seconds_by_party = {}
@@ -116,7 +119,7 @@ def _measure_layers(
             for line in lines
             if (phases := line.get("party_phases", {}).get(row.name)) and "compute" in phases.get("seconds", {})
         ][-_SHOWN_STEPS:]
-        num_layers = sum(layers[stage] for stage in stages if stage < len(layers))
+        num_layers = _count_layers(layers, stages)
         if seconds and num_layers:
             seconds_by_party[row.name] = median(seconds) / num_layers
     return (median(own_seconds) / own_work if own_seconds and layers else None), seconds_by_party

@@ -149,6 +149,8 @@ def _has_factor(node: object) -> bool:
 
 def _common_multiple(factors: list[Decimal]) -> int:
     """Return the least common multiple, in units of the last decimal that one of the numbers has."""
+    if not all(factor.is_finite() for factor in factors):
+        return _MAX_MULTIPLE + 1
     digits = [factor.normalize().as_tuple() for factor in factors]
     last = min(0, *(int(parts.exponent) for parts in digits))
     if any(int(parts.exponent) - last + len(parts.digits) > len(str(_MAX_MULTIPLE)) for parts in digits):

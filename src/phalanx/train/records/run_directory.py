@@ -309,18 +309,16 @@ class RunDirectory(Closeable):
             # a crash in the middle leaves no record, so what it made is made anew
             shutil.rmtree(self.pki_directory, ignore_errors=True)
             create_authority(self.pki_directory)
-            self._certify_parties()
+            self._certify_parties(OWNER, *self._parties)
         self._keep_code()
         run_id = secrets.token_hex(16)
         self._write_record(record, run_id)
         begun.unlink()
         return run_id
 
-    def _certify_parties(self) -> None:
-        """Issue certificates to parties that have none, where the run has an authority of its own."""
-        if self._run.pki is not None:
-            return
-        for name in (OWNER, *self._parties):
+    def _certify_parties(self, *names: str) -> None:
+        """Issue certificates to parties that have none, by the run's own authority."""
+        for name in names:
             if not (self.pki_directory / name / "certificate.pem").exists():
                 # a crash may have come between key and certificate
                 shutil.rmtree(self.pki_directory / name, ignore_errors=True)
@@ -384,7 +382,9 @@ class RunDirectory(Closeable):
             ).with_facts(code="PHX-C014", file=str(self.path), do="start it without --resume")
         self._check_code()
         self.changes = changes_between(self._config_there(config_digest), self._run, str(self.path))
-        self._certify_parties()
+        if self._run.pki is None:
+            # workers of a new cut; the owner's keys are never made anew
+            self._certify_parties(*self._parties)
         return run_id
 
     def _config_there(self, config_digest: str) -> RunConfig:
