@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.planner.cuts.stages import MeasuredParties, propose_layers
+from phalanx.planner.cost.partition import MeasuredParties, propose_layers
 
 PACES = st.floats(0.1, 10.0)
 

@@ -11,7 +11,7 @@ import typer
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import print_figures, print_rows
 from phalanx.errors import ConfigError
-from phalanx.planner.cuts.stages import MeasuredParties, propose_layers
+from phalanx.planner.cost.partition import MeasuredParties, propose_layers
 from phalanx.planner.model.compute import forward_flops
 from phalanx.report.read import RunRecord, read_run
 from phalanx.telemetry import PEERS_FILE
