@@ -21,15 +21,15 @@ START_S = 120
 class RunningGateway:
     """A process, and how to talk to it."""
 
-    def __init__(self, folder: Path, keys: Keys, config: dict) -> None:
-        self.folder, self.keys = folder, keys
+    def __init__(self, folder: Path, keys: Keys, config: dict, launcher: tuple[str, ...] = ()) -> None:
+        self.folder, self.keys, self.launcher = folder, keys, launcher
         self.file = folder / "gateway.toml"
         self.file.write_text(tomli_w.dumps({"access": "access", **config}))
         self.start()
 
     def start(self) -> None:
         self.log = (self.folder / "gateway.log").open("ab")
-        command = [sys.executable, "-m", "phalanx", "gateway", str(self.file), "--set", "listen.port=0"]
+        command = [*self.launcher, sys.executable, "-m", "phalanx", "gateway", str(self.file), "--set", "listen.port=0"]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=self.log, text=True, env={**os.environ, "NO_COLOR": "1"}
         )
