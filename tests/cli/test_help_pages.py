@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from phalanx.cli import run_command
-from phalanx.cli.app import app
+from phalanx.cli.app import PANELS, app
 
 WORDS_IN_BRACKETS = re.compile(r"\[[^\]\s]+\]")
 
@@ -53,3 +53,12 @@ def test_there_are_such_words_in_the_help():
     assert "[parallel]" in found["train",]
     assert "[split]" in found["enclave", "serve"]
     assert "[expect]" in found["enclave", "appraise"]
+
+
+def test_the_first_page_lists_every_command_once_below_its_panel(capsys):
+    assert run_command(["--help"]) == 0
+
+    shown = re.findall(r"^╭─ ([\w ,]+) ─|^│ ([a-z][a-z-]*)  ", capsys.readouterr().out, re.MULTILINE)
+    listed = [panel or command for panel, command in shown if panel != "Options"]
+    assert listed == [name for panel, entries in PANELS.items() for name in (panel, *entries)]
+    assert set(listed) - set(PANELS) == set(typer.main.get_command(app).commands)

@@ -1,8 +1,10 @@
 """All verbs in one app."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from phalanx import __version__
 from phalanx.cli.align.group import align_app
@@ -59,8 +61,126 @@ from phalanx.cli.serving.watch import WATCH_EPILOG, watch
 from phalanx.cli.train import train
 from phalanx.cli.worker import masked_worker, worker
 
+
+def _example_of(command: Callable[..., object]) -> str:
+    name = command.__name__.replace("_", "-")
+    return f"Example: phalanx {name} {name.split('-')[-1]}.toml"
+
+
+# By panel of the help; a group has no epilog of its own here.
+PANELS: dict[str, dict[str, tuple[Callable[..., object], str] | typer.Typer]] = {
+    "Start here": {
+        "doctor": (
+            doctor,
+            "Example: phalanx doctor --identity pki/alice\n\nExit codes: 0 all checks pass, 2 wrong command line, 3 a "
+            "check fails.",
+        ),
+        "init": (
+            init,
+            "Example: phalanx init run.toml --kind scratch --data my_texts\n\n"
+            "Example: phalanx init tune.toml --kind finetune --model models/mine --data notes.jsonl\n\n"
+            "Example: phalanx init shared.toml --kind remote --workers alice,bob",
+        ),
+        "train": (train, "Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first"),
+        "report": (report, "Example: phalanx report runs/first"),
+        "generate": (
+            generate,
+            'Example: phalanx generate runs/first --prompt "The owner" --max-new-tokens 40\n\n'
+            "Example: phalanx generate runs/first --input prompts.jsonl --out texts.jsonl --temperature 0",
+        ),
+        "laptop": (laptop, LAPTOP_EPILOG),
+        "explain": (explain, "Example: phalanx explain PHX-C005"),
+    },
+    "Data": {"data": data_app, "tokenizer": tokenizer_app, "align": align_app},
+    "Plan, launch and search": {
+        "plan": (plan, PLAN_EXAMPLES),
+        "launch": (
+            launch,
+            "Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"
+            "Example: phalanx launch run.toml --engine ray --address auto --resume\n\n"
+            "Example: phalanx launch run.toml --party alice --owner owner.example.org:7070",
+        ),
+        "lr": (lr, "Example: phalanx lr run.toml --to 0.1 --steps 100 --out rates.svg"),
+        "sweep": (sweep, SWEEP_EPILOG),
+    },
+    "Watch and compare": {
+        "watch": (watch, WATCH_EPILOG),
+        "runs": (runs, RUNS_EPILOG),
+        "compare": (compare, COMPARE_EPILOG),
+        "interpret": interpret_app,
+    },
+    "Parties of a run": {
+        "invite": (invite, "Example: phalanx invite run.toml --name alice --host owner.example.org"),
+        "join": (join, "Examples: phalanx join phx1-...; phalanx join phx1-... --train train.csv --test test.csv"),
+        "peers": (peers, "Examples: phalanx peers runs/first; phalanx peers runs/first --revoke alice --reason stolen"),
+        "worker": (worker, _example_of(worker)),
+        "masked-worker": (masked_worker, _example_of(masked_worker)),
+        "rollout-worker": (rollout_worker, _example_of(rollout_worker)),
+        "stage-worker": (stage_worker, _example_of(stage_worker)),
+        "client": (client, _example_of(client)),
+        "site": (site, _example_of(site)),
+        "nvflare-job": (nvflare_job, "Example: phalanx nvflare-job run.toml job"),
+        "flower-app": (flower_app, "Example: phalanx flower-app run.toml app"),
+        "enclave": enclave_app,
+        "pki": pki_app,
+    },
+    "Models": {
+        "model": model_app,
+        "checkpoint": checkpoint_app,
+        "export": (export, EXPORT_EPILOG),
+        "eval": (evaluate, EVAL_EPILOG),
+        "redteam": (redteam, REDTEAM_EPILOG),
+    },
+    "Serve": {
+        "serve": (
+            serve,
+            "Example: phalanx serve runs/first --access access\n\n"
+            "Example: phalanx serve models/base --name base --adapter notes=adapters/notes --port 0 --json\n\n"
+            "Example: phalanx serve runs/first --host 0.0.0.0 --certificate server.pem --private-key server.key\n\n"
+            "Example: phalanx serve models/base --stages stages.toml",
+        ),
+        "gateway": (
+            gateway,
+            "Example: phalanx gateway gateway.toml\n\nExample: phalanx gateway gateway.toml --check",
+        ),
+        "keys": keys_app,
+        "mark": mark_app,
+        "detect": (detect, DETECT_EPILOG),
+        "deploy": (deploy, DEPLOY_EPILOG),
+        "incident": incident_app,
+    },
+    "Prove and govern": {
+        "audit": audit_app,
+        "passport": (passport, PASSPORT_EPILOG),
+        "verify": (verify, VERIFY_EPILOG),
+        "publish": (publish, PUBLISH_EPILOG),
+        "reverify": (reverify, REVERIFY_EPILOG),
+        "witness": witness_app,
+        "policy": policy_app,
+        "roles": roles_app,
+        "forms": (forms, FORMS_EPILOG),
+        "erase": (erase, ERASE_EPILOG),
+        "unlearn": (unlearn, UNLEARN_EPILOG),
+    },
+    "Measure Phalanx itself": {
+        "bench": (bench, "Example: phalanx bench pipeline --quick --json --out pipeline.json"),
+        "attack": (attack, "Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5"),
+        "reproduce": (reproduce, "Example: phalanx reproduce defence --quick --out defence.json"),
+        "calibrate": (calibrate, "Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json"),
+    },
+}
+
+
+class PanelGroup(TyperGroup):
+    """Commands and groups in the order of the panels; typer would list all groups behind all commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for entries in PANELS.values() for name in entries]
+
+
 app = typer.Typer(
     name="phalanx",
+    cls=PanelGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     # a traceback with the values of local variables could show a key
@@ -84,67 +204,10 @@ def phalanx(
     """Train language models on machines you do not have to trust."""
 
 
-app.command(
-    epilog="Example: phalanx doctor --identity pki/alice\n\nExit codes: 0 all checks pass, 2 wrong command line, 3 a "
-    "check fails."
-)(doctor)
-app.command(epilog="Example: phalanx explain PHX-C005")(explain)
-app.command(
-    epilog="Example: phalanx init run.toml --kind scratch --data my_texts\n\n"
-    "Example: phalanx init tune.toml --kind finetune --model models/mine --data notes.jsonl\n\n"
-    "Example: phalanx init shared.toml --kind remote --workers alice,bob"
-)(init)
-app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
-app.command(epilog=LAPTOP_EPILOG)(laptop)
-app.command(epilog="Example: phalanx nvflare-job run.toml job")(nvflare_job)
-app.command(epilog="Example: phalanx flower-app run.toml app")(flower_app)
-app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
-app.command(epilog="Examples: phalanx join phx1-...; phalanx join phx1-... --train train.csv --test test.csv")(join)
-app.command(epilog="Examples: phalanx peers runs/first; phalanx peers runs/first --revoke alice --reason stolen")(peers)
-for one in (client, site, worker, masked_worker, rollout_worker, stage_worker):
-    app.command(epilog=f"Example: phalanx {one.__name__.replace('_', '-')} {one.__name__.split('_')[-1]}.toml")(one)
-app.command(
-    epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"
-    "Example: phalanx launch run.toml --engine ray --address auto --resume\n\n"
-    "Example: phalanx launch run.toml --party alice --owner owner.example.org:7070"
-)(launch)
-app.command(epilog="Example: phalanx lr run.toml --to 0.1 --steps 100 --out rates.svg")(lr)
-app.command(epilog=PLAN_EXAMPLES)(plan)
-app.command(epilog="Example: phalanx report runs/first")(report)
-app.command(epilog=WATCH_EPILOG)(watch)
-app.command(epilog=RUNS_EPILOG)(runs)
-app.command(epilog=COMPARE_EPILOG)(compare)
-app.command(epilog=SWEEP_EPILOG)(sweep)
-app.command(
-    epilog='Example: phalanx generate runs/first --prompt "The owner" --max-new-tokens 40\n\n'
-    "Example: phalanx generate runs/first --input prompts.jsonl --out texts.jsonl --temperature 0"
-)(generate)
-app.command(
-    epilog="Example: phalanx serve runs/first --access access\n\n"
-    "Example: phalanx serve models/base --name base --adapter notes=adapters/notes --port 0 --json\n\n"
-    "Example: phalanx serve runs/first --host 0.0.0.0 --certificate server.pem --private-key server.key\n\n"
-    "Example: phalanx serve models/base --stages stages.toml"
-)(serve)
-app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx gateway gateway.toml --check")(gateway)
-app.command(epilog=DEPLOY_EPILOG)(deploy)
-app.command(epilog=ERASE_EPILOG)(erase)
-app.command(epilog=UNLEARN_EPILOG)(unlearn)
-app.command(epilog=PASSPORT_EPILOG)(passport)
-app.command(epilog=FORMS_EPILOG)(forms)
-app.command(epilog=VERIFY_EPILOG)(verify)
-app.command(epilog=PUBLISH_EPILOG)(publish)
-app.command(epilog=REVERIFY_EPILOG)(reverify)
-app.command(epilog=DETECT_EPILOG)(detect)
-app.command(epilog=EXPORT_EPILOG)(export)
-app.command(epilog=REDTEAM_EPILOG)(redteam)
-app.command("eval", epilog=EVAL_EPILOG)(evaluate)
-app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
-app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
-app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
-app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
-GROUPS = {"align": align_app, "audit": audit_app, "checkpoint": checkpoint_app, "data": data_app}
-GROUPS |= {"enclave": enclave_app, "incident": incident_app, "keys": keys_app, "mark": mark_app, "model": model_app}
-GROUPS |= {"interpret": interpret_app, "pki": pki_app, "policy": policy_app, "tokenizer": tokenizer_app}
-GROUPS |= {"roles": roles_app, "witness": witness_app}
-for name, group in GROUPS.items():
-    app.add_typer(group, name=name)
+for panel, entries in PANELS.items():
+    for name, entry in entries.items():
+        if isinstance(entry, typer.Typer):
+            app.add_typer(entry, name=name, rich_help_panel=panel)
+        else:
+            command, epilog = entry
+            app.command(name, epilog=epilog, rich_help_panel=panel)(command)
