@@ -77,9 +77,14 @@ class PairChoice:
     """
 
     def __init__(
-        self, writer: Writer, choose: Chooser | None, prompts: Sequence[AskedPrompt], seed: int, told: Mapping[str, Any]
+        self,
+        writer: Writer,
+        choose: Chooser | None,
+        prompts: Sequence[AskedPrompt],
+        seed: int,
+        origin: Mapping[str, Any],
     ) -> None:
-        self._writer, self._choose, self._prompts, self._seed, self._told = writer, choose, prompts, seed, told
+        self._writer, self._choose, self._prompts, self._seed, self._told = writer, choose, prompts, seed, origin
         check_prompts(writer, prompts)
         for prompt in prompts if choose is None else ():
             if not isinstance(prompt.record.get(DEMONSTRATION), str) or not prompt.record[DEMONSTRATION].strip():

@@ -54,11 +54,11 @@ def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
             raise DataError(f"{where}: the prompt is empty; write words, or remove the line")
         return AskedPrompt(where, (user_message(prompt),), record)
     try:
-        found = parse_conversation({**record, "messages": messages}, "messages")
+        conversation = parse_conversation({**record, "messages": messages}, "messages")
     except DataError as exc:
         raise DataError(f"{where}: {exc}") from exc
-    chat = found.messages
-    if found.tools:
+    chat = conversation.messages
+    if conversation.tools:
         raise DataError(f"{where}: has tools, which are not supported; remove them, or the line").with_facts(
             code="PHX-I014", file=where
         )

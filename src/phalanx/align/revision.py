@@ -59,7 +59,7 @@ class Revision:
         self,
         prompts: Sequence[AskedPrompt],
         texts: list[str],
-        told: Sequence[list[dict[str, str]]],
+        conversations: Sequence[list[dict[str, str]]],
         numbers: range,
         round_: int,
     ) -> None:
@@ -77,7 +77,7 @@ class Revision:
         ]
         revised = self._writer.write_answers(chats, seeds[1])
         for index, (principle, critique, text) in enumerate(zip(drawn, critiques, revised, strict=True)):
-            told[index].append({"principle": principle.name, "critique": critique, "revision": text})
+            conversations[index].append({"principle": principle.name, "critique": critique, "revision": text})
             texts[index] = text or texts[index]
 
 

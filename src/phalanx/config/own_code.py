@@ -120,12 +120,12 @@ def resolve_kind(kind: str, table: Mapping[str, Found], own: Callable[[str, Any]
     return own(reference.bare_reference, opened.loaded_object)
 
 
-def check_methods(kind: str, found: Any, what: str, methods: tuple[str, ...]) -> None:
+def check_methods(kind: str, implementation: Any, what: str, methods: tuple[str, ...]) -> None:
     """Return where an object has every method of an interface."""
-    missing = [name for name in methods if not callable(getattr(found, name, None))]
+    missing = [name for name in methods if not callable(getattr(implementation, name, None))]
     if missing:
         raise unfit_code_error(
-            kind, f"a {type(found).__name__} without {' and '.join(f'{name}()' for name in missing)}", what
+            kind, f"a {type(implementation).__name__} without {' and '.join(f'{name}()' for name in missing)}", what
         )
 
 

@@ -68,16 +68,16 @@ class ChatCorpus(Corpus):
         template: The file of its chat template, which exports of the model get.
     """
 
-    def __init__(self, found: Dataset, manifest: ChatManifest, layout: SequenceLayout) -> None:
+    def __init__(self, dataset: Dataset, manifest: ChatManifest, layout: SequenceLayout) -> None:
         self.manifest = manifest
-        self.directory = directory = found.directory
+        self.directory = directory = dataset.directory
         self.template = directory / TEMPLATE_FILE
         content = hashlib.sha256(
             f"{layout.attention} {layout.sequence_length} {digest_config(manifest)}".encode()
         ).hexdigest()
         tokenizer = manifest.tokenizer
         facts = CorpusFacts(content, tokenizer.vocab_size, tokenizer.eos_id, directory / TOKENIZER_FILE)
-        train, held_out = (_open_split(found, name, manifest) for name in SPLITS)
+        train, held_out = (_open_split(dataset, name, manifest) for name in SPLITS)
         super().__init__(facts, [TokenGroup("", content, train, held_out)], layout)
 
     @property
@@ -112,11 +112,11 @@ def weights_file(directory: Path, split: str) -> Path:
     return directory / f"{split}.weights"
 
 
-def _open_split(found: Dataset, name: str, manifest: ChatManifest) -> TokenSplit:
-    tokens, path = found.tokens(GROUP, name), weights_file(found.directory, name)
+def _open_split(dataset: Dataset, name: str, manifest: ChatManifest) -> TokenSplit:
+    tokens, path = dataset.tokens(GROUP, name), weights_file(dataset.directory, name)
     # an empty file cannot be mapped
     weights: NDArray[np.float32] = np.memmap(path, dtype="<f4", mode="r") if len(tokens) else np.empty(0, np.float32)
-    return TokenSplit(tokens, manifest.tokenizer.eos_id, partial(own_starts, found, name), _refuse_field, weights)
+    return TokenSplit(tokens, manifest.tokenizer.eos_id, partial(own_starts, dataset, name), _refuse_field, weights)
 
 
 def _refuse_field(name: str) -> NDArray[np.float64]:

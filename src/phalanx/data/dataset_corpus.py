@@ -102,23 +102,26 @@ def recipe_canaries(dataset: Dataset) -> CanarySettings | None:
     return None
 
 
-def _group_split(found: Dataset, group: str, split: str) -> TokenSplit:
-    eos_id = found.manifest.tokenizer.eos_id
-    if split not in found.groups[group]:
+def _group_split(dataset: Dataset, group: str, split: str) -> TokenSplit:
+    eos_id = dataset.manifest.tokenizer.eos_id
+    if split not in dataset.groups[group]:
         return TokenSplit(np.empty(0, dtype=np.uint32), eos_id, _no_documents, _no_score)
-    tokens = found.tokens(group, split)
+    tokens = dataset.tokens(group, split)
     return TokenSplit(
-        tokens, eos_id, partial(_document_starts, found, group, split), partial(_document_field, found, group, split)
+        tokens,
+        eos_id,
+        partial(_document_starts, dataset, group, split),
+        partial(_document_field, dataset, group, split),
     )
 
 
-def _document_starts(found: Dataset, group: str, split: str) -> NDArray[np.int64]:
-    return found.document_starts(group, split).astype(np.int64)
+def _document_starts(dataset: Dataset, group: str, split: str) -> NDArray[np.int64]:
+    return dataset.document_starts(group, split).astype(np.int64)
 
 
-def _document_field(found: Dataset, group: str, split: str, name: str) -> NDArray[np.float64]:
+def _document_field(dataset: Dataset, group: str, split: str, name: str) -> NDArray[np.float64]:
     values = []
-    for document in found.document_entries(group, split):
+    for document in dataset.document_entries(group, split):
         value = document.fields.get(name)
         if not isinstance(value, int | float):
             raise DataError(
@@ -130,8 +133,8 @@ def _document_field(found: Dataset, group: str, split: str, name: str) -> NDArra
     return np.array(values, dtype=np.float64)
 
 
-def _group_digest(found: Dataset, group: str) -> str:
-    part = found.part_record(group, TRAIN)
+def _group_digest(dataset: Dataset, group: str) -> str:
+    part = dataset.part_record(group, TRAIN)
     files = [file.model_dump(mode="json") for file in (*part.shards, part.starts)]
     return hashlib.sha256(canonical_json(files)).hexdigest()
 

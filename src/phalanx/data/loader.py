@@ -243,15 +243,15 @@ def _of_one_group(state: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_samples": state["num_samples"], "seed": state["seed"], "groups": groups}
 
 
-def _check_history(found: object, expected: Mapping[str, Mapping[str, Any]], num_samples: int) -> None:
+def _check_history(history: object, expected: Mapping[str, Mapping[str, Any]], num_samples: int) -> None:
     """Return where a state's groups gave the samples that this run's phases would have taken of them."""
-    if not isinstance(found, dict):
-        raise CheckpointError(f"loader state: groups is {found!r:.80}, expected an object")
-    for name, saved in found.items():
+    if not isinstance(history, dict):
+        raise CheckpointError(f"loader state: groups is {history!r:.80}, expected an object")
+    for name, saved in history.items():
         if not isinstance(saved, dict) or set(saved) != {"identity", "samples", "curricula"}:
             raise CheckpointError(f"loader state: group {name!r:.80} is {saved!r:.80}, expected a loader's state")
-    for name in sorted({*found, *expected}):
-        saved, here = found.get(name), expected.get(name)
+    for name in sorted({*history, *expected}):
+        saved, here = history.get(name), expected.get(name)
         if saved == here:
             continue
         had, has = (0 if state_of_group is None else state_of_group["samples"] for state_of_group in (saved, here))

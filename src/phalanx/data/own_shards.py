@@ -106,6 +106,6 @@ def open_own_shards(home: Path, signer: str | None) -> Dataset:
     return shards
 
 
-def own_starts(found: Dataset, split: str) -> NDArray[np.int64]:
+def own_starts(dataset: Dataset, split: str) -> NDArray[np.int64]:
     """Return where every document begins, and at the end the number of tokens, ``[documents + 1]``."""
-    return found.document_starts(GROUP, split).astype(np.int64)
+    return dataset.document_starts(GROUP, split).astype(np.int64)

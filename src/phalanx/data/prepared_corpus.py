@@ -25,13 +25,13 @@ class PreparedCorpus(Corpus):
         manifest: Its sources and settings; its digest is that of the corpus, unless documents are packed otherwise.
     """
 
-    def __init__(self, found: Dataset, manifest: CorpusManifest, layout: SequenceLayout) -> None:
+    def __init__(self, dataset: Dataset, manifest: CorpusManifest, layout: SequenceLayout) -> None:
         self.manifest = manifest
-        self.directory = found.directory
+        self.directory = dataset.directory
         tokenizer = manifest.tokenizer
         content = digest_config(manifest)
-        facts = CorpusFacts(content, tokenizer.vocab_size, tokenizer.eos_id, found.directory / TOKENIZER_FILE)
-        train, validation = (_prepared_split(found, name, tokenizer.eos_id) for name in SPLITS)
+        facts = CorpusFacts(content, tokenizer.vocab_size, tokenizer.eos_id, dataset.directory / TOKENIZER_FILE)
+        train, validation = (_prepared_split(dataset, name, tokenizer.eos_id) for name in SPLITS)
         super().__init__(facts, [TokenGroup("", content, train, validation)], layout)
 
 
@@ -43,8 +43,8 @@ def open_corpus(directory: Path, layout: SequenceLayout, signer: str | None = No
     return PreparedCorpus(shards, parse_manifest(manifest_path.read_bytes(), str(manifest_path)), layout)
 
 
-def _prepared_split(found: Dataset, name: str, eos_id: int) -> TokenSplit:
-    return TokenSplit(found.tokens(GROUP, name), eos_id, partial(own_starts, found, name), _no_field)
+def _prepared_split(dataset: Dataset, name: str, eos_id: int) -> TokenSplit:
+    return TokenSplit(dataset.tokens(GROUP, name), eos_id, partial(own_starts, dataset, name), _no_field)
 
 
 def _no_field(name: str) -> NDArray[np.float64]:

@@ -86,9 +86,9 @@ def open_groups(
     return dataset_view, names
 
 
-def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -> None:
+def _check_tokenizer(path: Path, dataset: Dataset, wanted: TextTokenizer | None) -> None:
     """Check that the dataset's tokenizer is the signed one and the tokenizer of the run file."""
-    record = found.manifest.tokenizer
+    record = dataset.manifest.tokenizer
     try:
         content = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as exc:

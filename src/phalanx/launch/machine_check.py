@@ -224,8 +224,8 @@ def _trusted_hardware(_: Path) -> list[MachineFact]:
             "a software TPM is available for tests" if shutil.which("swtpm") else "swtpm is not installed either"
         )
         advice = 'a [split] falls back to tier = "process", which hides nothing from the administrator of this machine'
-        found = f"no SEV-SNP, TDX, Nitro or SGX enclave, and no TPM; {simulator}"
-        return [MachineFact("attestation", "notice", found, advice), *_confidential_gpu()]
+        hardware = f"no SEV-SNP, TDX, Nitro or SGX enclave, and no TPM; {simulator}"
+        return [MachineFact("attestation", "notice", hardware, advice), *_confidential_gpu()]
     return [MachineFact("attestation", "good", TIERS[kind]), *_confidential_gpu()]
 
 

@@ -80,8 +80,8 @@ def _class_of(path: Path, *, family: str = "", name: str = "") -> ast.ClassDef |
     )
 
 
-def _annotated_fields(found: ast.ClassDef) -> Iterator[str]:
-    for node in found.body:
+def _annotated_fields(definition: ast.ClassDef) -> Iterator[str]:
+    for node in definition.body:
         if (
             isinstance(node, ast.AnnAssign)
             and isinstance(node.target, ast.Name)
@@ -90,13 +90,13 @@ def _annotated_fields(found: ast.ClassDef) -> Iterator[str]:
             yield node.target.id
 
 
-def _other_names(found: ast.ClassDef) -> Iterator[str]:
-    names = _assigned_value(found, "attribute_map")
+def _other_names(definition: ast.ClassDef) -> Iterator[str]:
+    names = _assigned_value(definition, "attribute_map")
     yield from names if isinstance(names, dict) else ()
 
 
-def _assigned_value(found: ast.ClassDef, name: str) -> Any:
-    for node in found.body:
+def _assigned_value(definition: ast.ClassDef, name: str) -> Any:
+    for node in definition.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.Assign) and any(
             isinstance(target, ast.Name) and target.id == name for target in targets

@@ -78,23 +78,25 @@ def adopt_family(kind: str) -> Family:
     return FAMILIES[name]
 
 
-def _own_family(kind: str, found: Any) -> tuple[Family | str, FamilyFacts]:
+def _own_family(kind: str, implementation: Any) -> tuple[Family | str, FamilyFacts]:
     """Make a family from a reference.
 
     Returns:
         The family, or the model_type of one that transformers' plan cuts; and the facts that need no torch.
     """
-    if isinstance(found, PlannedFamily):
-        return kind.rpartition(":")[2], found.family_facts
-    if not (isinstance(found, type) and issubclass(found, Family)):
-        raise unfit_code_error(kind, f"a {type(found).__name__}", _EXPECTED)
-    missing = [name for name in ("model_type", "prefix", "trunk", "facts") if getattr(found, name, None) is None]
-    if found.facts is Family.facts:
+    if isinstance(implementation, PlannedFamily):
+        return kind.rpartition(":")[2], implementation.family_facts
+    if not (isinstance(implementation, type) and issubclass(implementation, Family)):
+        raise unfit_code_error(kind, f"a {type(implementation).__name__}", _EXPECTED)
+    missing = [
+        name for name in ("model_type", "prefix", "trunk", "facts") if getattr(implementation, name, None) is None
+    ]
+    if implementation.facts is Family.facts:
         missing.append("facts")
     if missing:
         raise unfit_code_error(kind, f"a family without {' and '.join(missing)}", _EXPECTED)
     try:
-        family = found()
+        family = implementation()
         facts = family.facts
     except Exception as exc:
         # whatever the user's code raises

@@ -94,14 +94,14 @@ def _rewrite_pickles(source: Path, out: Path) -> None:
         (out / "model.safetensors.index.json").write_text(text, encoding="utf-8")
 
 
-def _named_tensors(found: Any, where: str) -> dict[str, Tensor]:
-    if not isinstance(found, dict):
-        raise ModelError(f"{where}: holds a {type(found).__name__}; expected tensors by name")
-    for name, value in found.items():
+def _named_tensors(content: Any, where: str) -> dict[str, Tensor]:
+    if not isinstance(content, dict):
+        raise ModelError(f"{where}: holds a {type(content).__name__}; expected tensors by name")
+    for name, value in content.items():
         if not isinstance(name, str) or type(value) not in (Tensor, torch.nn.Parameter):
             raise ModelError(f"{where}: {name!r} is a {type(value).__name__}; expected a tensor")
     # tied weights share memory in a pickle and have memory of their own in safetensors
-    return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in found.items()}
+    return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in content.items()}
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ def own_objective(kind: str, function: Any) -> Objective:
     return Objective(loss)
 
 
-def _check_loss(kind: str, found: Any, logits: Tensor) -> tuple[Tensor, int]:
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise unfit_code_error(kind, f"a {type(found).__name__} from the function", _EXPECTED)
-    total, targets = found
+def _check_loss(kind: str, loss: Any, logits: Tensor) -> tuple[Tensor, int]:
+    if not isinstance(loss, tuple) or len(loss) != 2:
+        raise unfit_code_error(kind, f"a {type(loss).__name__} from the function", _EXPECTED)
+    total, targets = loss
     follows = getattr(total, "requires_grad", False) or not logits.requires_grad
     if getattr(total, "shape", None) != () or not follows:
         raise unfit_code_error(

@@ -243,10 +243,10 @@ def expect_state(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Te
             raise CheckpointError(f"optimizer state: {name}: {mismatch}; it is from another stage or model")
 
 
-def _describe_mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | None:
-    if found.shape == expected.shape and found.dtype == expected.dtype:
+def _describe_mismatch(tensor: torch.Tensor, expected: torch.Tensor) -> str | None:
+    if tensor.shape == expected.shape and tensor.dtype == expected.dtype:
         return None
-    return f"found {found.dtype} {list(found.shape)}, expected {expected.dtype} {list(expected.shape)}"
+    return f"found {tensor.dtype} {list(tensor.shape)}, expected {expected.dtype} {list(expected.shape)}"
 
 
 # as in torch.nn.utils.clip_grad_norm_

@@ -67,9 +67,9 @@ def _group_layouts(bare: Layout, wanted: Layout) -> Iterator[Layout]:
         yield replace(bare, islands=max(1, islands), replicas=replicas)
 
 
-def layout_distance(found: Layout, wanted: Layout) -> float:
+def layout_distance(layout: Layout, wanted: Layout) -> float:
     """Return the distance of a layout from the requested one; fewer ranks count beside the axes that have them."""
-    return axis_distance(found, wanted) + math.log2(wanted.num_ranks / found.num_ranks)
+    return axis_distance(layout, wanted) + math.log2(wanted.num_ranks / layout.num_ranks)
 
 
 def _refusal_reasons(layout: Layout, shape: ModelShape, recipe: Recipe) -> Iterator[str]:

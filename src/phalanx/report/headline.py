@@ -124,13 +124,13 @@ def has_guard(record: RunRecord) -> bool:
 
 def worse_facts(record: RunRecord) -> list[str]:
     """Return by which figures the model is worse than before training; empty where it is not, or nobody measured."""
-    found = record.summary.get("worse_than_before")
-    return [short_text(one, 120) for one in found[:8]] if isinstance(found, list) else []
+    worse = record.summary.get("worse_than_before")
+    return [short_text(one, 120) for one in worse[:8]] if isinstance(worse, list) else []
 
 
 def _worse_sentence(summary: dict[str, Any]) -> str:
-    found = summary.get("worse_than_before")
-    named = ", ".join(short_text(one, 120) for one in found[:8]) if isinstance(found, list) else ""
+    worse = summary.get("worse_than_before")
+    named = ", ".join(short_text(one, 120) for one in worse[:8]) if isinstance(worse, list) else ""
     return f"the model is worse than before training ({named})" if named else ""
 
 
@@ -161,11 +161,11 @@ def _round_sentences(record: RunRecord) -> list[str]:
 
 def _spent_sentence(record: RunRecord) -> str:
     """What of a privacy budget is spent, and whose data it protects."""
-    told = _as_mapping(record.summary.get("privacy"))
-    if not told:
+    privacy = _as_mapping(record.summary.get("privacy"))
+    if not privacy:
         return ""
-    bound = f"epsilon {format_amount(told.get('epsilon_spent'))} of {format_amount(told.get('epsilon'))}"
-    return f"{bound} spent, which protects {short_text(told.get('example'), 80)}"
+    bound = f"epsilon {format_amount(privacy.get('epsilon_spent'))} of {format_amount(privacy.get('epsilon'))}"
+    return f"{bound} spent, which protects {short_text(privacy.get('example'), 80)}"
 
 
 def _pair_sentence(summary: dict[str, Any]) -> str:
@@ -285,12 +285,12 @@ def _format_world(world: Any) -> str:
 
 def _format_attacks(summary: dict[str, Any], record: RunRecord) -> str:
     """What of attacks was found; of a run without a drill, what audits have shown, and nothing where nobody audits."""
-    injected, found = parse_number(summary.get("attacks_injected")), parse_number(summary.get("detections"))
+    injected, detected = parse_number(summary.get("attacks_injected")), parse_number(summary.get("detections"))
     if injected:
         off = " (the guard was off)" if guard_mode(record) == "off" else ""
-        if found is None:
+        if detected is None:
             return f"{format_plural(injected, 'step')} attacked, nobody checked{off}"
-        return f"{format_count(found)} of {format_count(injected)} attacked steps detected{off}"
+        return f"{format_count(detected)} of {format_count(injected)} attacked steps detected{off}"
     if not has_guard(record) or summary.get("evicted") or summary.get("verdicts"):
         return ""
     audits = parse_number(summary.get("audits"))

@@ -68,6 +68,6 @@ def _bar_height(share: float) -> dict[str, float]:
     return {"height": _HEIGHT * share}
 
 
-def _read_counts(found: Any) -> Sequence[float]:
-    values = [parse_number(value) for value in found[:_MAX_BINS]] if isinstance(found, list) else []
+def _read_counts(counts: Any) -> Sequence[float]:
+    values = [parse_number(value) for value in counts[:_MAX_BINS]] if isinstance(counts, list) else []
     return [max(0.0, value) for value in values if value is not None]

@@ -223,8 +223,8 @@ def _link_section(record: RunRecord) -> Markup | None:
     return make_section("Bytes per link", remark, drawn)
 
 
-def _list_texts(found: Any) -> list[str]:
-    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+def _list_texts(value: Any) -> list[str]:
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
 
 
 def _stage_section(record: RunRecord) -> Markup | None:

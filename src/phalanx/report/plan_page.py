@@ -240,8 +240,8 @@ def _assumption_section(answer: PlanAnswer) -> Markup:
 _UNITS = ((1e6, " million"), (1e3, " thousand"))
 
 
-def _layout_name(found: Estimate) -> str:
-    return str(found.layout)
+def _layout_name(estimate: Estimate) -> str:
+    return str(estimate.layout)
 
 
 def _format_dollars(cost: tuple[float, float]) -> str:

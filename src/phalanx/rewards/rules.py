@@ -78,8 +78,8 @@ def _model_rule(config: ModelReward) -> Rule:
 def _rated_ids(tokenizer: Any, prompt: str, text: str, record: Mapping[str, Any]) -> list[int]:
     """Tokens as a reward model is trained on them: up to the one that ends the answer; its score counts."""
     if isinstance(record.get("prompt"), list) and tokenizer.chat_template is not None:
-        said = [*record["prompt"], {"role": "assistant", "content": text}]
-        conversation = tokenizer.apply_chat_template(said, tools=record.get("tools") or None, tokenize=False)
+        messages = [*record["prompt"], {"role": "assistant", "content": text}]
+        conversation = tokenizer.apply_chat_template(messages, tools=record.get("tools") or None, tokenize=False)
         # what a template writes behind the end of a turn nobody says
         return list(tokenizer(conversation.rstrip(), add_special_tokens=False)["input_ids"])
     ids, bare = (list(tokenizer(prompt + text, add_special_tokens=adds)["input_ids"]) for adds in (True, False))

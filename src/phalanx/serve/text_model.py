@@ -268,8 +268,8 @@ class TextModel:
 
     def _log_probs_apart(self, ids: Sequence[int], endings: Sequence[str]) -> list[float]:
         """Return the same where a text begins by itself, as behind an encoder."""
-        found = (list(self._tokenizer(ending, add_special_tokens=False).input_ids) for ending in endings)
-        return [self._log_prob(ids, own, ending) for own, ending in zip(found, endings, strict=True)]
+        endings_ids = (list(self._tokenizer(ending, add_special_tokens=False).input_ids) for ending in endings)
+        return [self._log_prob(ids, own, ending) for own, ending in zip(endings_ids, endings, strict=True)]
 
     def _encode_joined(self, prompt: str, ending: str) -> tuple[list[int], list[int]]:
         """Return the ids before and of an ending, out of those of prompt and ending as one text."""
@@ -325,8 +325,8 @@ class TextModel:
         # a decoder begins with a token that is in no text
         begun = [self._model.config.decoder_start_token_id, *own[:-1]]
         rows = {"input_ids": [list(ids)], "decoder_input_ids": [begun]}
-        found: torch.Tensor = self._model(**{k: torch.tensor(row, device=device) for k, row in rows.items()}).logits
-        return found[0]
+        outputs: torch.Tensor = self._model(**{k: torch.tensor(row, device=device) for k, row in rows.items()}).logits
+        return outputs[0]
 
     @cached_property
     def model_digest(self) -> str:

@@ -148,8 +148,8 @@ def tampering(
 def crash_at(step: int, microbatch: int = 0, direction: str = "forward") -> WrapCopy:
     """Let a worker die before it has sent this message of its stage."""
 
-    def die(found: str, at_step: int, at_microbatch: int, tensor: Tensor) -> Tensor:
-        if (found, at_step, at_microbatch) == (direction, step, microbatch):
+    def die(at_direction: str, at_step: int, at_microbatch: int, tensor: Tensor) -> Tensor:
+        if (at_direction, at_step, at_microbatch) == (direction, step, microbatch):
             raise WorkerCrash(f"step {step}, microbatch {microbatch}, {direction}")
         return tensor
 

@@ -251,8 +251,8 @@ def _read_model_shape(directory: Path) -> _ModelShape:
     return _ModelShape(section, '{ kind = "model" }', min(_TOKENS, positions), positions, stages, "1e-3")
 
 
-def _first_number(found: Any, names: Sequence[str], default: int) -> int:
-    numbers = [found[name] for name in names if isinstance(found, dict) and isinstance(found.get(name), int)]
+def _first_number(answers: Any, names: Sequence[str], default: int) -> int:
+    numbers = [answers[name] for name in names if isinstance(answers, dict) and isinstance(answers.get(name), int)]
     return int(numbers[0]) if numbers else default
 
 

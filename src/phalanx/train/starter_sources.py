@@ -101,11 +101,11 @@ def starter_rows(paths: Sequence[Path]) -> StarterRows | None:
                 f"{files[0].path}: a table of conversations or preferences is not supported; convert it to JSON "
                 'lines: pandas.read_csv or read_parquet, then .to_json("rows.jsonl", orient="records", lines=True)'
             )
-    found = set(layouts.values())
-    if len(found) > 1:
+    kinds = set(layouts.values())
+    if len(kinds) > 1:
         held = ", ".join(f"{path}: {layout or 'text'}" for path, layout in layouts.items())
         raise ConfigError(f"data: a run learns from rows of one kind, found {held}; give rows of one kind")
-    layout = found.pop() if found else None
+    layout = kinds.pop() if kinds else None
     return None if layout is None else StarterRows(layout, tuple(paths), size_bytes)
 
 

@@ -57,7 +57,7 @@ def open_asked_judge(file: Path | None, writer: "ChatWriter") -> "Judge":
     )
 
 
-def print_found_figures(out: Path | None, found: Mapping[str, Any]) -> None:
+def print_found_figures(out: Path | None, figures: Mapping[str, Any]) -> None:
     """Print the figures of a loop, a share with its interval; provenance is in the lineage and in the JSON."""
     from phalanx.cli.console import print_figures
 
@@ -68,4 +68,4 @@ def print_found_figures(out: Path | None, found: Mapping[str, Any]) -> None:
             return None
         return f"{value['share']:.1%} ({value['low']:.1%} to {value['high']:.1%}), {value['count']} of {value['of']}"
 
-    print_figures({"file": out, **{name: told(value) for name, value in found.items() if name != "made_of"}})
+    print_figures({"file": out, **{name: told(value) for name, value in figures.items() if name != "made_of"}})

@@ -104,9 +104,9 @@ def _finish_command(result: object) -> int:
     return result.exit_code
 
 
-def _report_failure(exc: PhalanxError, found: Mapping[str, Any]) -> int:
+def _report_failure(exc: PhalanxError, results: Mapping[str, Any]) -> int:
     file = exc.error_facts.get("file", "")
     place = f"{file}: " if file and os.path.basename(file) not in str(exc) else ""
     print_error(f"{place}{exc} [{exc.error_facts['code']}]")
-    print_object({**found, **error_object(exc)})
+    print_object({**results, **error_object(exc)})
     return exc.exit_code

@@ -35,13 +35,13 @@ def preview_answer(recipe: "DataRecipe", documents: int, home: Path) -> Answer:
     return Answer({"dry_run": True, **facts})
 
 
-def print_side_by_side(found: "Preview") -> None:
+def print_side_by_side(preview: "Preview") -> None:
     """Print rows of kept and dropped texts; of each step that drops, at least one while there is room."""
     from rich.table import Table
 
     table = Table("kept", "left out", show_lines=True, expand=True)
     table.columns[0].ratio = table.columns[1].ratio = 1
-    for document, dropped in zip_longest(_spread_rows(found.kept, "source"), _spread_rows(found.left_out, "step")):
+    for document, dropped in zip_longest(_spread_rows(preview.kept, "source"), _spread_rows(preview.left_out, "step")):
         table.add_row(_kept_cell(document), _left_out(dropped))
     print_page(table)
 

@@ -72,16 +72,16 @@ def _recipe_of_options(texts: list[Path], field: str, kind: Kind, vocab_size: in
     }
 
 
-def _load_recipe(path: Path | None, said: dict[str, Any], overrides: list[str]) -> "TokenizerRecipe":
+def _load_recipe(path: Path | None, settings: dict[str, Any], overrides: list[str]) -> "TokenizerRecipe":
     from phalanx.config import config_of, load_config
     from phalanx.data.tokenizers.recipe import TokenizerRecipe
     from phalanx.errors import ConfigError
 
-    if (path is None) == (not said["sources"]):
+    if (path is None) == (not settings["sources"]):
         raise ConfigError("give either --recipe or --text").with_facts(code="PHX-C001", expected="--recipe or --text")
     if path is not None:
         return load_config(path, TokenizerRecipe, overrides)
-    return config_of(said, Path("command line"), TokenizerRecipe, overrides)
+    return config_of(settings, Path("command line"), TokenizerRecipe, overrides)
 
 
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train, check and compare vocabularies.")

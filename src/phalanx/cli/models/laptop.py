@@ -117,9 +117,9 @@ def _ask(
                 "chat": "JSON lines with messages, conversations, instruction and output, or prompt and completion",
                 "pairs": "JSON lines with prompt, chosen and rejected",
             }[layout]
-            found = "text" if seen is None else seen.layout
-            raise ConfigError(f"{option} {path}: holds {found}; expected {expected}").with_facts(
-                key=option, file=str(path), found=found, expected=expected
+            actual = "text" if seen is None else seen.layout
+            raise ConfigError(f"{option} {path}: holds {actual}; expected {expected}").with_facts(
+                key=option, file=str(path), found=actual, expected=expected
             )
         names.append(None if path is None else str(path.resolve()))
     cut: CutTexts = read_texts(texts)

@@ -54,13 +54,13 @@ class ByteTally:
         return cls(Counter({(fate, step, name): value for fate, step, name, value in rows}))
 
 
-def check_account(source: str, read: ByteTally, found: ByteTally) -> None:
+def check_account(source: str, read: ByteTally, tally: ByteTally) -> None:
     """Compare the bytes that were read of a source with the bytes of its account at the end.
 
     Args:
-        found: Bytes that are kept in shards and left out in the account, counted on disk.
+        tally: Bytes that are kept in shards and left out in the account, counted on disk.
     """
-    for what, expected, ends in _paired_sums(read, found):
+    for what, expected, ends in _paired_sums(read, tally):
         if expected != ends:
             raise DataError(
                 f"account of source {source!r}: {what} do not add up: read {expected}, included and dropped {ends}; "
@@ -68,10 +68,10 @@ def check_account(source: str, read: ByteTally, found: ByteTally) -> None:
             ).with_facts(key=source, expected=str(expected), found=str(ends))
 
 
-def _paired_sums(read: ByteTally, found: ByteTally) -> Iterator[tuple[str, int, int]]:
+def _paired_sums(read: ByteTally, tally: ByteTally) -> Iterator[tuple[str, int, int]]:
     ends: tuple[Fate, ...] = ("kept", *LEFT_OUT)
     begun: tuple[Fate, ...] = ("read", "broken")
-    yield "documents", read.sum_measure("documents", *begun), found.sum_measure("documents", *ends)
-    yield "raw bytes", read.sum_measure("raw_bytes", *begun), found.sum_measure("raw_bytes", *ends)
+    yield "documents", read.sum_measure("documents", *begun), tally.sum_measure("documents", *ends)
+    yield "raw bytes", read.sum_measure("raw_bytes", *begun), tally.sum_measure("raw_bytes", *ends)
     text = read.sum_measure("text_bytes", "read") + read.sum_measure("net_bytes", "edited")
-    yield "bytes of text", text, found.sum_measure("text_bytes", *ends)
+    yield "bytes of text", text, tally.sum_measure("text_bytes", *ends)

@@ -104,7 +104,7 @@ class Conversation(StrictModel):
             raise DataError("has no message of the assistant to learn; add one, or remove the line")
 
 
-def parse_conversation(found: Mapping[str, Any], shape: Shape = "auto", ignore: Collection[str] = ()) -> Conversation:
+def parse_conversation(record: Mapping[str, Any], shape: Shape = "auto", ignore: Collection[str] = ()) -> Conversation:
     """Read a conversation out of one object, of any of the shapes that are about.
 
     Fields of the object beside its turns, `tools`, `system` and `weight` are not looked at; a field of a message that
@@ -113,15 +113,15 @@ def parse_conversation(found: Mapping[str, Any], shape: Shape = "auto", ignore: 
     Raises:
         DataError: It is empty, or a turn is wrong; the message names the turn, the caller knows file and line.
     """
-    messages = [_parse_turn(turn, number, ignore) for number, turn in enumerate(turns_of(found, shape), start=1)]
+    messages = [_parse_turn(turn, number, ignore) for number, turn in enumerate(turns_of(record, shape), start=1)]
     if not messages:
         raise DataError("is an empty conversation; add messages, or remove the line")
-    system = found.get("system")
+    system = record.get("system")
     if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    weight = found.get("weight")
+    weight = record.get("weight")
     return checked_conversation(
-        {"messages": messages, "tools": _parse_tools(found), **({} if weight is None else {"weight": weight})}
+        {"messages": messages, "tools": _parse_tools(record), **({} if weight is None else {"weight": weight})}
     )
 
 
@@ -184,8 +184,8 @@ def _parse_tool_call(call: Any, number: int) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _parse_tools(found: Mapping[str, Any]) -> Sequence[Any]:
-    tools = found.get("tools") or []
+def _parse_tools(record: Mapping[str, Any]) -> Sequence[Any]:
+    tools = record.get("tools") or []
     if isinstance(tools, str):
         try:
             tools = json.loads(tools)

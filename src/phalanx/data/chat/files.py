@@ -33,9 +33,9 @@ class ConversationFiles(JsonLines):
                 elif not example.is_unsupported:
                     self.dropped.append(example)
 
-    def _document_from_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
+    def _document_from_object(self, record: RawRecord, content: dict[str, Any]) -> Document:
         try:
-            conversation = parse_conversation(found, self._config.shape, self._config.ignore)
+            conversation = parse_conversation(content, self._config.shape, self._config.ignore)
             conversation.check_learnable()
         except DataError as exc:
             raise DataError(f"{record.name}: {exc}") from exc

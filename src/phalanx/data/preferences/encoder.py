@@ -133,6 +133,6 @@ class PreferenceFiles(JsonLines):
                 else:
                     self.num_dropped += 1
 
-    def _document_from_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
-        preference = parse_preference(found, self._config.shape, self._config.ignore)
+    def _document_from_object(self, record: RawRecord, content: dict[str, Any]) -> Document:
+        preference = parse_preference(content, self._config.shape, self._config.ignore)
         return document_of(record, preference.model_dump_json(), RecordClaims())

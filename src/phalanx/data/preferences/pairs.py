@@ -266,11 +266,11 @@ def _read_preferences(data: DataConfig, wanted: PreferencesConfig, say: Say) -> 
 
 
 def _obtain_tokenizer(
-    data: DataConfig, found: Sequence[tuple[str, Preference]], cache_dir: Path, tokenizer_path: Path | None
+    data: DataConfig, preferences: Sequence[tuple[str, Preference]], cache_dir: Path, tokenizer_path: Path | None
 ) -> tuple[TextTokenizer, Path]:
     if not isinstance(data.tokenizer, BpeConfig):
         return load_tokenizer(data.tokenizer, tokenizer_path), locate_tokenizer(data.tokenizer, tokenizer_path)
-    texts = [text for _, preference in found for text in _preference_texts(preference)]
+    texts = [text for _, preference in preferences for text in _preference_texts(preference)]
     tokenizer = train_bpe(iter([text for text in texts if text]), data.tokenizer)
     content = tokenizer.to_json()
     home = cache_dir / f"vocabulary-{hashlib.sha256(content).hexdigest()[:32]}"
@@ -306,7 +306,9 @@ def _single_examples(one: Preference) -> list[Preference]:
     ]
 
 
-def _encode_pairs(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int) -> list[EncodedPair]:
+def _encode_pairs(
+    preferences: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int
+) -> list[EncodedPair]:
     del seed
     return [
         EncodedPair(
@@ -316,30 +318,30 @@ def _encode_pairs(found: Sequence[tuple[str, Preference]], encoder: AnswerEncode
             ),
             preference.margin,
         )
-        for name, preference in found
+        for name, preference in preferences
     ]
 
 
 def _encode_with_companions(
-    found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int
+    preferences: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int
 ) -> list[EncodedPair]:
     """Each example with its companion: the answer of the next one in an order that the seed decides."""
-    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = torch.randperm(len(preferences), generator=torch.Generator().manual_seed(seed)).tolist()
     following = dict(zip(order, [*order[1:], *order[:1]], strict=True))
     pairs = []
-    for number, (name, preference) in enumerate(found):
+    for number, (name, preference) in enumerate(preferences):
         first_answer = encoder.encode_with_prompt(name, preference, preference.answers[0])
-        other = encoder.encode_with_prompt(name, preference, found[following[number]][1].answers[0])
+        other = encoder.encode_with_prompt(name, preference, preferences[following[number]][1].answers[0])
         pairs.append(EncodedPair((first_answer, other), wanted=bool(preference.wanted), is_companioned=True))
     return pairs
 
 
 def _select_fitting(
-    found: Sequence[tuple[str, Preference]], pairs: Sequence[EncodedPair], wanted: PreferencesConfig
+    preferences: Sequence[tuple[str, Preference]], pairs: Sequence[EncodedPair], wanted: PreferencesConfig
 ) -> tuple[list[tuple[Preference, EncodedPair]], list[int]]:
     """Return the pairs that fit, and for each that was cut the number of tokens that its prompt lost."""
     encoded_pairs, cuts = [], []
-    for (name, preference), pair in zip(found, pairs, strict=True):
+    for (name, preference), pair in zip(preferences, pairs, strict=True):
         tokens = pair.sides[0].max_tokens
         fitted, excess = pair.fit_to(tokens, may_cut=wanted.too_long == "cut")
         if fitted is not None:

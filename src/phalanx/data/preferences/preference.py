@@ -97,11 +97,11 @@ class Preference(StrictModel):
         return json.dumps(plain if is_plain else [messages, list(self.tools)])
 
 
-def parse_preference(found: Mapping[str, Any], shape: PreferenceShape, ignore: Collection[str] = ()) -> Preference:
+def parse_preference(record: Mapping[str, Any], shape: PreferenceShape, ignore: Collection[str] = ()) -> Preference:
     """Read a preference out of one object."""
-    if found.get("weight") not in (None, 1):
+    if record.get("weight") not in (None, 1):
         raise DataError("field 'weight': objectives of preferences do not support weights; remove it, or the line")
-    return checked_preference(_SHAPES[shape](found, ignore))
+    return checked_preference(_SHAPES[shape](record, ignore))
 
 
 def checked_preference(plain: Mapping[str, Any]) -> Preference:
@@ -117,39 +117,39 @@ def checked_preference(plain: Mapping[str, Any]) -> Preference:
         raise DataError(f"is not a preference ({exc})") from exc
 
 
-def _parse_pair(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
-    margin = found.get("margin", 0.0)
+def _parse_pair(record: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
+    margin = record.get("margin", 0.0)
     if isinstance(margin, bool) or not isinstance(margin, int | float):
         raise DataError(f"field 'margin' holds {margin!r:.40}, expected a number")
-    return {**_parse_sides(found, ("chosen", "rejected"), ignore), "margin": float(margin)}
+    return {**_parse_sides(record, ("chosen", "rejected"), ignore), "margin": float(margin)}
 
 
-def _parse_labelled(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
-    label = found.get("label")
+def _parse_labelled(record: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
+    label = record.get("label")
     if not isinstance(label, bool):
         raise DataError(f"field 'label' holds {label!r:.40}, expected true or false: whether the completion is wanted")
-    if "prompt" not in found and isinstance(found.get("completion"), str):
-        raise _missing_field_error(found, "prompt")
-    return {**_parse_sides(found, ("completion",), ignore), "wanted": label}
+    if "prompt" not in record and isinstance(record.get("completion"), str):
+        raise _missing_field_error(record, "prompt")
+    return {**_parse_sides(record, ("completion",), ignore), "wanted": label}
 
 
-def _parse_sides(found: Mapping[str, Any], names: Sequence[str], ignore: Collection[str]) -> dict[str, Any]:
+def _parse_sides(record: Mapping[str, Any], names: Sequence[str], ignore: Collection[str]) -> dict[str, Any]:
     """Return the prompt and the answers of one or two sides, each an answer or a whole conversation."""
-    values = [found.get(name) for name in names]
+    values = [record.get(name) for name in names]
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, str | list):
-            raise _missing_field_error(found, name)
-    prompt = found.get("prompt")
+            raise _missing_field_error(record, name)
+    prompt = record.get("prompt")
     if all(isinstance(value, str) for value in values):
         if prompt is None:
             raise DataError("has no field 'prompt', and its sides do not begin with the same messages")
         answers = [{"text": value} for value in values]
         if isinstance(prompt, str):
             return {"text": prompt, "answers": answers}
-        read = _parse_messages(prompt, "prompt", found, ignore)
+        read = _parse_messages(prompt, "prompt", record, ignore)
         return {"messages": _plain_messages(read.messages), "tools": list(read.tools), "answers": answers}
-    sides, tools = _parse_conversations(found, names, ignore)
-    before, rests = _cut_prompt(prompt, sides, found, ignore)
+    sides, tools = _parse_conversations(record, names, ignore)
+    before, rests = _cut_prompt(prompt, sides, record, ignore)
     for name, rest in zip(names, rests, strict=True):
         others = [message.role for message in rest if message.role not in ("assistant", "tool")]
         if others:
@@ -164,13 +164,13 @@ def _parse_sides(found: Mapping[str, Any], names: Sequence[str], ignore: Collect
 
 
 def _parse_conversations(
-    found: Mapping[str, Any], names: Sequence[str], ignore: Collection[str]
+    record: Mapping[str, Any], names: Sequence[str], ignore: Collection[str]
 ) -> tuple[list[Messages], list[dict[str, Any]]]:
     sides, tools = [], []
     for name in names:
-        value = found[name]
+        value = record[name]
         messages = [{"role": "assistant", "content": value}] if isinstance(value, str) else value
-        read = _parse_messages(messages, name, found, ignore)
+        read = _parse_messages(messages, name, record, ignore)
         last = read.messages[-1].role
         if last != "assistant":
             raise DataError(f"field {name!r} ends with a message of {last}, expected the assistant's")
@@ -180,12 +180,12 @@ def _parse_conversations(
 
 
 def _cut_prompt(
-    prompt: Any, sides: Sequence[Messages], found: Mapping[str, Any], ignore: Collection[str]
+    prompt: Any, sides: Sequence[Messages], record: Mapping[str, Any], ignore: Collection[str]
 ) -> tuple[Messages, list[Messages]]:
     """Return the messages that all sides answer, and the answer of each side."""
     shared_messages: Messages = ()
     if isinstance(prompt, list):
-        shared_messages = _parse_messages(prompt, "prompt", found, ignore).messages
+        shared_messages = _parse_messages(prompt, "prompt", record, ignore).messages
         sides = [_strip_prompt(shared_messages, side) for side in sides]
     shared = _common_beginning(sides)
     rests = [side[len(shared) :] for side in sides]
@@ -193,7 +193,9 @@ def _cut_prompt(
         asked = [message.text_content.strip() for message in shared if message.role == "user"]
         if shared and prompt.strip() not in (asked[:1] + asked[-1:]):
             raise DataError("its sides begin with a question that differs from field 'prompt'; remove the line")
-        return shared or _parse_messages([{"role": "user", "content": prompt}], "prompt", found, ignore).messages, rests
+        return shared or _parse_messages(
+            [{"role": "user", "content": prompt}], "prompt", record, ignore
+        ).messages, rests
     if prompt is not None and not shared_messages:
         raise DataError(f"field 'prompt' holds a JSON {type(prompt).__name__}, expected text or a list of messages")
     if not shared_messages and not shared:
@@ -240,26 +242,26 @@ def _plain_messages(messages: Messages) -> list[dict[str, Any]]:
     return [message.model_dump(mode="json") for message in messages]
 
 
-def _parse_messages(value: Any, name: str, found: Mapping[str, Any], ignore: Collection[str]) -> Conversation:
+def _parse_messages(value: Any, name: str, record: Mapping[str, Any], ignore: Collection[str]) -> Conversation:
     """Read messages as every conversation is read, with the tools and the system text of the line."""
     if not isinstance(value, list):
         raise DataError(f"field {name!r} holds a JSON {type(value).__name__}, expected text or a list of messages")
     is_answer = bool(value) and isinstance(value[0], dict) and value[0].get("role") == "assistant"
     beside = ("tools",) if is_answer else ("tools", "system")
     try:
-        return parse_conversation({"messages": value, **{key: found.get(key) for key in beside}}, "messages", ignore)
+        return parse_conversation({"messages": value, **{key: record.get(key) for key in beside}}, "messages", ignore)
     except DataError as exc:
         raise DataError(f"field {name!r}: {exc}") from exc
 
 
-def _parse_transcripts(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
+def _parse_transcripts(record: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
     """Cut two transcripts before the last answer."""
     del ignore
     cut = []
     for name in ("chosen", "rejected"):
-        text = found.get(name)
+        text = record.get(name)
         if not isinstance(text, str):
-            raise _missing_field_error(found, name)
+            raise _missing_field_error(record, name)
         before, mark, answer = text.rpartition("\n\nAssistant:")
         if not mark:
             raise DataError(f"field {name!r} has no answer: no line begins with 'Assistant:'")
@@ -277,8 +279,8 @@ def _parse_transcripts(found: Mapping[str, Any], ignore: Collection[str]) -> dic
     return {"messages": turns, "answers": [{"text": answer} for _, answer in cut]}
 
 
-def _missing_field_error(found: Mapping[str, Any], name: str) -> DataError:
-    keys = keys_of(dict(found))
+def _missing_field_error(record: Mapping[str, Any], name: str) -> DataError:
+    keys = keys_of(dict(record))
     return DataError(f"has no field {name!r} with text or messages; its fields are: {keys}; set `shape`")
 
 

@@ -253,18 +253,18 @@ def verify_statement(statement: IndexStatement, signature: str, found: str, wher
     _check_signature(statement.signed_bytes(), signature, found, where, signer)
 
 
-def _check_signature(data: bytes, signature: Any, found: Any, where: str, signer: str | None) -> None:
-    if not _matches_pattern(FINGERPRINT, found) or not _matches_pattern(_SIGNATURE, signature):
+def _check_signature(data: bytes, signature: Any, key: Any, where: str, signer: str | None) -> None:
+    if not _matches_pattern(FINGERPRINT, key) or not _matches_pattern(_SIGNATURE, signature):
         raise _altered_error(where, "signer or signature is not a text of 64 or 128 characters 0-9 and a-f")
-    if signer is not None and signer_of(signer) != signer_of(found):
+    if signer is not None and signer_of(signer) != signer_of(key):
         raise DataError(
-            f"{where}: signed with key {found}, expected {signer}; use a dataset of that signer, or name this key "
+            f"{where}: signed with key {key}, expected {signer}; use a dataset of that signer, or name this key "
             "if a source that you trust confirms its fingerprint"
-        ).with_facts(code="PHX-I028", found=found, expected=signer)
+        ).with_facts(code="PHX-I028", found=key, expected=signer)
     try:
-        signer_of(found).verify_signature(bytes.fromhex(signature), data)
+        signer_of(key).verify_signature(bytes.fromhex(signature), data)
     except SignatureError as exc:
-        raise _altered_error(where, f"the signature of key {found} does not match") from exc
+        raise _altered_error(where, f"the signature of key {key} does not match") from exc
 
 
 def _matches_pattern(pattern: re.Pattern[str], value: Any) -> bool:

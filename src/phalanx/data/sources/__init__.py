@@ -80,8 +80,8 @@ def open_source(config: SourceConfig) -> Source:
     return resolve_kind(config.kind, SOURCES, _own_entry).open(config)
 
 
-def _own_entry(kind: str, found: Any) -> SourceEntry:
-    return SourceEntry(OwnSourceConfig, lambda config: OwnSource(kind, found, config))
+def _own_entry(kind: str, implementation: Any) -> SourceEntry:
+    return SourceEntry(OwnSourceConfig, lambda config: OwnSource(kind, implementation, config))
 
 
 def links_out_of(sources: Sequence[SourceSettings], key: str) -> list[str]:

@@ -40,9 +40,9 @@ class DialogueFiles(JsonLines):
         super().__init__(config, (".jsonl",))
         self._config = config
 
-    def _document_from_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
+    def _document_from_object(self, record: RawRecord, content: dict[str, Any]) -> Document:
         try:
-            turns = list(turns_of(found, self._config.shape))
+            turns = list(turns_of(content, self._config.shape))
             text = self._config.between.join(
                 self._render_turn(turn, number) for number, turn in enumerate(turns, start=1)
             )
@@ -50,7 +50,7 @@ class DialogueFiles(JsonLines):
             raise DataError(f"{record.name}: {exc}") from exc
         if not turns:
             raise DataError(f"{record.name}: a dialogue without a turn")
-        claims = claims_in(found, self._config)
+        claims = claims_in(content, self._config)
         roles = ",".join(turn.role for turn in turns[:_TOLD_ROLES])
         fields = {**claims.fields, "turns": len(turns), "roles": roles}
         return document_of(record, text, RecordClaims(claims.url, claims.fetched_at, fields=fields))

@@ -46,7 +46,7 @@ class JsonLines(StreamFiles):
         return self._document_from_object(record, parse_object(record.content.rstrip(b"\r\n"), record.name))
 
     @abstractmethod
-    def _document_from_object(self, record: RawRecord, found: dict[str, Any]) -> Document | BrokenRecord:
+    def _document_from_object(self, record: RawRecord, content: dict[str, Any]) -> Document | BrokenRecord:
         """Make a document of the object in a line."""
 
 
@@ -60,8 +60,10 @@ class JsonlFiles(JsonLines):
     def _previous_options(self) -> str:
         return f"jsonl {self._config.field!r}"
 
-    def _document_from_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
-        return document_of(record, _text_field(found, self._config.field, record.name), claims_in(found, self._config))
+    def _document_from_object(self, record: RawRecord, content: dict[str, Any]) -> Document:
+        return document_of(
+            record, _text_field(content, self._config.field, record.name), claims_in(content, self._config)
+        )
 
 
 def parse_object(line: bytes, where: str) -> dict[str, Any]:

@@ -83,17 +83,17 @@ class RecordClaims:
 NOTHING = RecordClaims()
 
 
-def document_of(record: RawRecord, text: str, said: RecordClaims = NOTHING) -> Document:
+def document_of(record: RawRecord, text: str, claims: RecordClaims = NOTHING) -> Document:
     """Return a document with the origin of its record."""
     origin = Origin(
         raw_bytes=len(record.content),
         raw_digest=hashlib.sha256(record.content).hexdigest(),
-        url=said.url,
-        fetched_at=said.fetched_at,
-        recorded_digest=said.digest,
-        digest_holds=said.digest_holds,
+        url=claims.url,
+        fetched_at=claims.fetched_at,
+        recorded_digest=claims.digest,
+        digest_holds=claims.digest_holds,
     )
-    return Document(record.name, text, origin, said.fields)
+    return Document(record.name, text, origin, claims.fields)
 
 
 class RecordFiles(ABC):

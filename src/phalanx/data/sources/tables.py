@@ -81,17 +81,17 @@ class CsvFiles(RecordFiles):
                 else:
                     yield RawRecord(place, row.content, (names, row.value))
 
-    def _check_header(self, name: str, found: RawRecord) -> BrokenRecord:
-        missing = [column for column in self._config.template_columns if column not in found.value]
-        if not missing and len(set(found.value)) == len(found.value):
-            return BrokenRecord(name, len(found.content), "names of the columns", is_unsupported=True)
-        names = ", ".join(cell[:40] for cell in found.value[:10])
-        if len(set(found.value)) < len(found.value):
-            return BrokenRecord(name, len(found.content), f"names a column twice: {names}")
-        has_other = len(found.value) == 1 and any(sign in found.value[0] for sign in ";\t|,")
+    def _check_header(self, name: str, header: RawRecord) -> BrokenRecord:
+        missing = [column for column in self._config.template_columns if column not in header.value]
+        if not missing and len(set(header.value)) == len(header.value):
+            return BrokenRecord(name, len(header.content), "names of the columns", is_unsupported=True)
+        names = ", ".join(cell[:40] for cell in header.value[:10])
+        if len(set(header.value)) < len(header.value):
+            return BrokenRecord(name, len(header.content), f"names a column twice: {names}")
+        has_other = len(header.value) == 1 and any(sign in header.value[0] for sign in ";\t|,")
         key = "delimiter" if has_other else "template"
         return BrokenRecord(
-            name, len(found.content), f"no column {missing[0][:40]!r}; its columns are: {names}; set `{key}`"
+            name, len(header.content), f"no column {missing[0][:40]!r}; its columns are: {names}; set `{key}`"
         )
 
     def _make_document(self, record: RawRecord) -> Document:

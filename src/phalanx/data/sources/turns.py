@@ -31,28 +31,28 @@ class DialogueTurn:
     has_content: bool = True
 
 
-def turns_of(found: Mapping[str, Any], shape: Shape) -> Iterator[DialogueTurn]:
+def turns_of(record: Mapping[str, Any], shape: Shape) -> Iterator[DialogueTurn]:
     """Give the turns of one object."""
-    layout = shape if shape != "auto" else _shape_of(found)
+    layout = shape if shape != "auto" else _shape_of(record)
     if layout is None:
-        raise DataError(f"is a dialogue of no known shape; its fields are: {keys_of(dict(found))}; set `shape`")
-    return _SHAPES[layout](found)
+        raise DataError(f"is a dialogue of no known shape; its fields are: {keys_of(dict(record))}; set `shape`")
+    return _SHAPES[layout](record)
 
 
-def _shape_of(found: Mapping[str, Any]) -> str | None:
+def _shape_of(record: Mapping[str, Any]) -> str | None:
     for key, shape in (
         ("messages", "messages"),
         ("conversations", "sharegpt"),
         ("instruction", "alpaca"),
         ("prompt", "prompt"),
     ):
-        if key in found:
+        if key in record:
             return shape
     return None
 
 
-def _list_turns(found: Mapping[str, Any], key: str, role: str, content: str) -> Iterator[DialogueTurn]:
-    turns = found.get(key)
+def _list_turns(record: Mapping[str, Any], key: str, role: str, content: str) -> Iterator[DialogueTurn]:
+    turns = record.get(key)
     if not isinstance(turns, list) or len(turns) > _MAX_TURNS:
         raise DataError(f"field {key!r} holds no list of at most {_MAX_TURNS} turns")
     for number, turn in enumerate(turns, start=1):
@@ -75,30 +75,30 @@ def _content_of(value: Any, where: str) -> str:
     raise DataError(f"{where} holds something else than text")
 
 
-def _message_turns(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
-    return _list_turns(found, "messages", "role", "content")
+def _message_turns(record: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+    return _list_turns(record, "messages", "role", "content")
 
 
-def _sharegpt_turns(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
-    turns = found.get("conversations")
+def _sharegpt_turns(record: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+    turns = record.get("conversations")
     if isinstance(turns, list) and turns and isinstance(turns[0], dict) and "role" in turns[0]:
         # the list of one shape with the turns of the other is about as well
-        return _list_turns(found, "conversations", "role", "content")
-    return _list_turns(found, "conversations", "from", "value")
+        return _list_turns(record, "conversations", "role", "content")
+    return _list_turns(record, "conversations", "from", "value")
 
 
-def _alpaca_turns(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
-    asked = _content_of(found.get("instruction"), "field 'instruction'")
-    field_input = _content_of(found.get("input") or "", "field 'input'")
-    if isinstance(found.get("system"), str) and found["system"]:
-        yield DialogueTurn("system", found["system"])
+def _alpaca_turns(record: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+    asked = _content_of(record.get("instruction"), "field 'instruction'")
+    field_input = _content_of(record.get("input") or "", "field 'input'")
+    if isinstance(record.get("system"), str) and record["system"]:
+        yield DialogueTurn("system", record["system"])
     yield DialogueTurn("user", f"{asked}\n\n{field_input}" if field_input else asked)
-    yield DialogueTurn("assistant", _content_of(found.get("output"), "field 'output'"))
+    yield DialogueTurn("assistant", _content_of(record.get("output"), "field 'output'"))
 
 
-def _prompt_turns(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
-    answer = found["completion"] if "completion" in found else found.get("response")
-    yield DialogueTurn("user", _content_of(found.get("prompt"), "field 'prompt'"))
+def _prompt_turns(record: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+    answer = record["completion"] if "completion" in record else record.get("response")
+    yield DialogueTurn("user", _content_of(record.get("prompt"), "field 'prompt'"))
     yield DialogueTurn("assistant", _content_of(answer, "field 'completion'"))
 
 

@@ -248,11 +248,11 @@ def _claims_of(headers: Any, kind: str, body: bytes) -> RecordClaims:
     )
 
 
-def _digest_matches(digest: str, found: bytes) -> bool:
+def _digest_matches(digest: str, actual: bytes) -> bool:
     value = digest.partition(":")[2].strip()
     try:
-        if len(value) == 2 * len(found):
-            return bytes.fromhex(value) == found
-        return base64.b32decode(value.rstrip("=").upper() + "=" * (-len(value.rstrip("=")) % 8)) == found
+        if len(value) == 2 * len(actual):
+            return bytes.fromhex(value) == actual
+        return base64.b32decode(value.rstrip("=").upper() + "=" * (-len(value.rstrip("=")) % 8)) == actual
     except (binascii.Error, ValueError):
         return False

@@ -92,15 +92,15 @@ def unknown_id(backend: tokenizers.Tokenizer) -> int | None:
 def _measure_batch(
     vocabularies: Mapping[str, TextTokenizer],
     batch: list[tuple[str, str]],
-    found: dict[tuple[str, str], TextFigures],
+    figures: dict[tuple[str, str], TextFigures],
 ) -> None:
     for group, _ in batch:
         for name in vocabularies:
-            found.setdefault((group, name), TextFigures())
+            figures.setdefault((group, name), TextFigures())
     for name, tokenizer in vocabularies.items():
         backend, unknown = tokenizer.backend, unknown_id(tokenizer.backend)
         encoded = backend.encode_batch_fast([text for _, text in batch], add_special_tokens=False)
         ids = [item.ids for item in encoded]
         decoded = backend.decode_batch(ids, skip_special_tokens=False)
         for (group, text), tokens, back in zip(batch, ids, decoded, strict=True):
-            found[group, name].count_text(text, tokens, unknown, back)
+            figures[group, name].count_text(text, tokens, unknown, back)

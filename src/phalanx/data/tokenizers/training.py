@@ -112,24 +112,24 @@ TRAINERS: dict[str, Callable[[Iterator[str], Any, str], TextTokenizer]] = {
 }
 
 
-def check_size(found: int, wanted: int, where: str) -> None:
+def check_size(size: int, wanted: int, where: str) -> None:
     """Refuse a vocabulary that the text could not fill."""
-    if found < wanted:
+    if size < wanted:
         raise DataError(
-            f"{where}.vocab_size={wanted}: the training text supports {found} tokens only; "
-            f"lower vocab_size to {found} or add text"
+            f"{where}.vocab_size={wanted}: the training text supports {size} tokens only; "
+            f"lower vocab_size to {size} or add text"
         ).with_facts(
             code="PHX-I017",
             key=f"{where}.vocab_size",
             found=str(wanted),
-            expected=f"at most {found}",
-            do=f"lower vocab_size to {found} or add text",
+            expected=f"at most {size}",
+            do=f"lower vocab_size to {size} or add text",
         )
-    if found > wanted:
+    if size > wanted:
         raise DataError(
-            f"{where}.vocab_size={wanted}: special tokens and single characters are already {found}; raise "
-            f"vocab_size above {found}"
-        ).with_facts(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), expected=f"more than {found}")
+            f"{where}.vocab_size={wanted}: special tokens and single characters are already {size}; raise "
+            f"vocab_size above {size}"
+        ).with_facts(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), expected=f"more than {size}")
 
 
 def _make_normalizer(config: VocabularyTraining) -> Any:

@@ -101,28 +101,28 @@ class Fleet:
         orders = {site: SentOrder(m.EndOrder(ticket=0)) for site in self._carrier.present_sites()}
         self._carrier.broadcast_orders(orders)
 
-    def _lost_answer(self, found: LostSite) -> SiteAnswer | None:
+    def _lost_answer(self, lost: LostSite) -> SiteAnswer | None:
         # what it was asked is gone with it; a process that comes back begins without a ticket
-        self._given_up.pop(found.site, None)
-        if self._open.pop(found.site, None) is None:
+        self._given_up.pop(lost.site, None)
+        if self._open.pop(lost.site, None) is None:
             return None
-        return SiteAnswer(found.site, None, fault=found.reason)
+        return SiteAnswer(lost.site, None, fault=lost.reason)
 
-    def _parse_answer(self, found: CarriedReply) -> SiteAnswer | None:
-        self.bytes_in[found.site] += memoryview(found.payload).nbytes
+    def _parse_answer(self, carried: CarriedReply) -> SiteAnswer | None:
+        self.bytes_in[carried.site] += memoryview(carried.payload).nbytes
         try:
-            reply = parse_body(m.REPLIES, found.kind, found.body)
+            reply = parse_body(m.REPLIES, carried.kind, carried.body)
         except TransportError:
-            is_open = self._open.pop(found.site, None) is not None
-            return SiteAnswer(found.site, None, fault="malformed") if is_open else None
-        if self._given_up.get(found.site) == reply.ticket:
-            del self._given_up[found.site]
-        if self._open.get(found.site) != reply.ticket:
-            self.late[found.site] += 1
+            is_open = self._open.pop(carried.site, None) is not None
+            return SiteAnswer(carried.site, None, fault="malformed") if is_open else None
+        if self._given_up.get(carried.site) == reply.ticket:
+            del self._given_up[carried.site]
+        if self._open.get(carried.site) != reply.ticket:
+            self.late[carried.site] += 1
             return None
-        del self._open[found.site]
+        del self._open[carried.site]
         if isinstance(reply, m.SiteFault):
-            return SiteAnswer(found.site, None, fault=reply.reason, culprit=reply.culprit)
-        if not isinstance(reply, self._due[found.site]):
-            return SiteAnswer(found.site, None, fault="malformed")
-        return SiteAnswer(found.site, reply, found.payload, seconds=self._clock() - self._asked_at[found.site])
+            return SiteAnswer(carried.site, None, fault=reply.reason, culprit=reply.culprit)
+        if not isinstance(reply, self._due[carried.site]):
+            return SiteAnswer(carried.site, None, fault="malformed")
+        return SiteAnswer(carried.site, reply, carried.payload, seconds=self._clock() - self._asked_at[carried.site])

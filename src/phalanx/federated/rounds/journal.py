@@ -98,13 +98,13 @@ class RoundJournal:
         self._next_sum += 1
         return number
 
-    def note_releasing(self, number: int, model: str, found: ReleasedSum) -> None:
+    def note_releasing(self, number: int, model: str, release: ReleasedSum) -> None:
         """The masks of a sum are about to be taken off."""
         sums = self._released.setdefault((number, model), [])
-        if found not in sums:
-            lists = {"cohort": list(found.cohort), "released": list(found.members)}
+        if release not in sums:
+            lists = {"cohort": list(release.cohort), "released": list(release.members)}
             self._append_entry({"of": number, "by": model, **lists})
-            sums.append(found)
+            sums.append(release)
 
     def released_sums(self, number: int, model: str) -> tuple[ReleasedSum, ...]:
         """Return all sums that `releasing` has noted of a round from these weights."""
@@ -146,15 +146,15 @@ class RoundJournal:
                 rounds.open = {}
         return rounds
 
-    def _recall_update(self, line: dict[str, Any], finished: int, found: RecalledRounds) -> None:
+    def _recall_update(self, line: dict[str, Any], finished: int, rounds: RecalledRounds) -> None:
         header = line["header"].encode("ascii")
         if line["round"] <= finished:
-            found.headers.append(header)
+            rounds.headers.append(header)
         elif line["round"] == finished + 1:
             with contextlib.suppress(OSError):
                 values = (self._values / line["site"]).read_bytes()
                 if digest_hex(values) == line["values"]:
-                    found.open[line["site"]] = (header, values)
+                    rounds.open[line["site"]] = (header, values)
 
     def _append_entry(self, line: dict[str, Any]) -> None:
         try:

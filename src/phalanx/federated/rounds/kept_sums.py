@@ -143,8 +143,8 @@ class KeeperSumMaker:
         self._check_all(opened, "opened nothing")
         return [opened[keeper] for keeper in keepers]
 
-    def _check_all(self, found: Mapping[str, object], what: str) -> None:
-        if missing := [keeper for keeper in self._terms.config.keepers if keeper not in found]:
+    def _check_all(self, parts: Mapping[str, object], what: str) -> None:
+        if missing := [keeper for keeper in self._terms.config.keepers if keeper not in parts]:
             raise AggregationError(
                 SumRefusal.TOO_FEW, f"{', '.join(missing)}: {what}; a sum is opened by all keepers or not at all"
             )

@@ -57,19 +57,19 @@ _IN_BLOCK = re.compile(r"(.*?\.)(\d+)\.(.+)", re.ASCII)
 
 def read_adapter_config(directory: Path) -> SlicedAdapter:
     """Read the adapter config of a directory."""
-    path, found = directory / CONFIG, read_adapter_keys(directory)
+    path, keys = directory / CONFIG, read_adapter_keys(directory)
     try:
-        if found["peft_type"] == "PREFIX_TUNING":
-            return PrefixConfig(kind="ptuning", tokens=found["num_virtual_tokens"])
-        if found["peft_type"] in _KINDS_OF_PROMPTS:
-            return PromptEncoderConfig(kind="prompt_encoder", tokens=found["num_virtual_tokens"], encoder="none")
+        if keys["peft_type"] == "PREFIX_TUNING":
+            return PrefixConfig(kind="ptuning", tokens=keys["num_virtual_tokens"])
+        if keys["peft_type"] in _KINDS_OF_PROMPTS:
+            return PromptEncoderConfig(kind="prompt_encoder", tokens=keys["num_virtual_tokens"], encoder="none")
         return LoraConfig(
-            rank=found["r"],
-            alpha=found["lora_alpha"],
-            dropout=found.get("lora_dropout", 0.0),
-            targets=_targets_of_blocks(found["target_modules"] or (), path),
-            dora=bool(found.get("use_dora")),
-            rslora=bool(found.get("use_rslora")),
+            rank=keys["r"],
+            alpha=keys["lora_alpha"],
+            dropout=keys.get("lora_dropout", 0.0),
+            targets=_targets_of_blocks(keys["target_modules"] or (), path),
+            dora=bool(keys.get("use_dora")),
+            rslora=bool(keys.get("use_rslora")),
         )
     except (KeyError, ValidationError, TypeError) as exc:
         raise ModelError(f"{path}: is malformed: {exc}") from exc
@@ -83,15 +83,15 @@ def read_adapter_keys(directory: Path, *, to_merge: bool = False) -> dict[str, A
     """
     path = directory / CONFIG
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        keys = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ModelError(f"{path}: cannot be read ({exc.strerror}); give a directory in peft's format") from exc
     except ValueError as exc:
         raise ModelError(f"{path}: is no JSON ({exc})") from exc
-    if not isinstance(found, dict):
-        raise ModelError(f"{path}: found {type(found).__name__}; expected an object")
-    _refuse_foreign(found, path, _MERGED if to_merge else frozenset())
-    return found
+    if not isinstance(keys, dict):
+        raise ModelError(f"{path}: found {type(keys).__name__}; expected an object")
+    _refuse_foreign(keys, path, _MERGED if to_merge else frozenset())
+    return keys
 
 
 def _targets_of_blocks(targets: Sequence[str], path: Path) -> tuple[str, ...]:
@@ -164,14 +164,14 @@ def first_values(adapter: SlicedAdapter, family: Family, shapes: Mapping[str, tu
     return read_adapter(directory, shapes)
 
 
-def _compare_adapters(adapter: SlicedAdapter, said: SlicedAdapter, family: Family, where: Path) -> None:
+def _compare_adapters(adapter: SlicedAdapter, saved: SlicedAdapter, family: Family, where: Path) -> None:
     def facts(one: SlicedAdapter) -> dict[str, Any]:
         if not isinstance(one, LoraConfig):
             return {"kind": one.kind, "tokens": one.tokens}
         targets = sorted(one.targets or family.facts.adapter_targets)
         return {name: getattr(one, name) for name in ("kind", "rank", "alpha", "dora", "rslora")} | {"targets": targets}
 
-    mine, theirs = facts(adapter), facts(said)
+    mine, theirs = facts(adapter), facts(saved)
     for key in {**mine, **theirs}:
         if mine.get(key) != theirs.get(key):
             raise ModelError(
@@ -179,18 +179,18 @@ def _compare_adapters(adapter: SlicedAdapter, said: SlicedAdapter, family: Famil
             )
 
 
-def _refuse_foreign(found: Mapping[str, Any], path: Path, taken: frozenset[str]) -> None:
-    kind = found.get("peft_type")
+def _refuse_foreign(keys: Mapping[str, Any], path: Path, taken: frozenset[str]) -> None:
+    kind = keys.get("peft_type")
     if kind not in ("LORA", "PREFIX_TUNING", *_KINDS_OF_PROMPTS):
         raise ModelError(
             f"{path}: peft_type: found {kind!r}; stages can carry LORA (DoRA, rsLoRA), PREFIX_TUNING, which is "
             "P-tuning v2, P_TUNING and PROMPT_TUNING"
         )
-    if isinstance(found.get("target_modules"), str) and "target_modules" not in taken:
+    if isinstance(keys.get("target_modules"), str) and "target_modules" not in taken:
         raise ModelError(f"{path}: target_modules: is a pattern; list the names of the layers")
-    if found.get("modules_to_save") not in (None, [], ["score"]):
-        raise ModelError(f"{path}: modules_to_save: found {found['modules_to_save']}; stages train an adapter alone")
-    for key, value in found.items():
+    if keys.get("modules_to_save") not in (None, [], ["score"]):
+        raise ModelError(f"{path}: modules_to_save: found {keys['modules_to_save']}; stages train an adapter alone")
+    for key, value in keys.items():
         is_empty = isinstance(value, dict | list) and not value
         if (
             key in _TOLD

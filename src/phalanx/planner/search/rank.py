@@ -107,12 +107,12 @@ def merge_rankings(rankings: Sequence[Ranking], by: By, keep: int | None = None)
     return Ranking((*head, *valid[first:]), tuple(refused for ranking in rankings for refused in ranking.refused))
 
 
-def order_estimates(found: Iterable[Estimate], by: By) -> list[Estimate]:
+def order_estimates(estimates: Iterable[Estimate], by: By) -> list[Estimate]:
     """Put the best first, and of those that are as good within `ERROR` the one that most people would run.
 
     A layout of more axes that promises 2 % more is no better choice: that much lies within what the estimate is off by.
     """
-    left = sorted(found, key=lambda one: _sort_key(one, by))
+    left = sorted(estimates, key=lambda one: _sort_key(one, by))
     order: list[Estimate] = []
     while left:
         bound = _cost_per_token(left[0], by) * (1 + ERROR)
@@ -122,8 +122,8 @@ def order_estimates(found: Iterable[Estimate], by: By) -> list[Estimate]:
     return order
 
 
-def _cost_per_token(found: Estimate, by: By) -> float:
-    return (found.layout.num_ranks if by == "cost" else 1) / found.tokens_per_s
+def _cost_per_token(estimate: Estimate, by: By) -> float:
+    return (estimate.layout.num_ranks if by == "cost" else 1) / estimate.tokens_per_s
 
 
 def _rarity_key(layout: Layout) -> tuple[int, ...]:
@@ -133,9 +133,9 @@ def _rarity_key(layout: Layout) -> tuple[int, ...]:
     return (sum(axes), *map(int, axes), _ZERO.index(layout.zero), layout.schedule != "1f1b", layout.tp * layout.pp)
 
 
-def _sort_key(found: Estimate, by: By) -> tuple[float, float, str]:
+def _sort_key(estimate: Estimate, by: By) -> tuple[float, float, str]:
     # of equally good ones the one that leaves most memory free; dollars are proportional to device-seconds
-    return (_cost_per_token(found, by), found.memory.total_bytes, str(found.layout))
+    return (_cost_per_token(estimate, by), estimate.memory.total_bytes, str(estimate.layout))
 
 
 def _best_recipe(

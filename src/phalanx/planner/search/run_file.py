@@ -16,34 +16,36 @@ _KEPT = ("outer", "restarts", "silence_s", "unsafe_public_network")
 """Of a section ``[parallel]``: what is true of every layout."""
 
 
-def write_run(path: Path, data: dict[str, Any], found: Estimate) -> None:
+def write_run(path: Path, data: dict[str, Any], estimate: Estimate) -> None:
     """Write a run file.
 
     Args:
         data: The run file that was planned for, or what stands in for it; every section is kept but those for guards
             between domains.
-        found: The layout to write into ``[parallel]``, with its microbatches and checkpointing.
+        estimate: The layout to write into ``[parallel]``, with its microbatches and checkpointing.
     """
     try:
-        path.write_text(run_text(data, found), encoding="utf-8")
+        path.write_text(run_text(data, estimate), encoding="utf-8")
     except OSError as exc:
         raise InputError(f"{path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
 
 
-def run_text(data: dict[str, Any], found: Estimate) -> str:
+def run_text(data: dict[str, Any], estimate: Estimate) -> str:
     """Return a run file as TOML text; for its arguments see `write_run`."""
     run = {key: value for key, value in data.items() if key not in _UNTRUSTED}
-    run["train"] = {**run.get("train", {}), "microbatches": found.recipe.microbatches}
+    run["train"] = {**run.get("train", {}), "microbatches": estimate.recipe.microbatches}
     run["model"] = {key: value for key, value in run.get("model", {}).items() if key != "activation_checkpointing"}
     before = run.get("parallel") or {}
-    run["parallel"] = {**found.layout.parallel_section(), **{key: before[key] for key in _KEPT if key in before}}
-    if found.layout.replicas > 1:
-        run["parallel"]["replicas"] = found.layout.replicas
-    if found.recipe.sequence_parallel:
+    run["parallel"] = {**estimate.layout.parallel_section(), **{key: before[key] for key in _KEPT if key in before}}
+    if estimate.layout.replicas > 1:
+        run["parallel"]["replicas"] = estimate.layout.replicas
+    if estimate.recipe.sequence_parallel:
         run["parallel"]["sequence_parallel"] = True
-    if found.recipe.checkpointing != "none":
-        run["parallel"]["activation_checkpointing"] = found.recipe.checkpointing
-    return f"# {found.layout}, as phalanx plan chose it: {found.tokens_per_s:.4g} tokens/s\n\n{tomli_w.dumps(run)}"
+    if estimate.recipe.checkpointing != "none":
+        run["parallel"]["activation_checkpointing"] = estimate.recipe.checkpointing
+    return (
+        f"# {estimate.layout}, as phalanx plan chose it: {estimate.tokens_per_s:.4g} tokens/s\n\n{tomli_w.dumps(run)}"
+    )
 
 
 def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:

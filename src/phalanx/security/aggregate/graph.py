@@ -92,6 +92,6 @@ def _max_colluding_neighbours(count: int, degree: int) -> int:
     return 0
 
 
-def _count_ways(others: int, marked: int, drawn: int, found: int) -> int:
-    """Count the sets of `drawn` of all others in which `found` are marked."""
-    return comb(marked, found) * comb(others - marked, drawn - found) if found <= drawn else 0
+def _count_ways(others: int, marked: int, drawn: int, hits: int) -> int:
+    """Count the sets of `drawn` of all others in which `hits` are marked."""
+    return comb(marked, hits) * comb(others - marked, drawn - hits) if hits <= drawn else 0

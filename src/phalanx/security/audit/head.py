@@ -61,14 +61,14 @@ def sign_head(identity: Identity, run: str, head: LogHead) -> dict[str, Any]:
     return {**statement, **identity.signature_fields(in_domain(_DOMAIN, canonical_json(statement)))}
 
 
-def read_head(found: Any, peer: Peer, run: str | None, where: str) -> LogHead:
+def read_head(content: Any, peer: Peer, run: str | None, where: str) -> LogHead:
     """Check a signed head.
 
     Args:
         run: The run that it must be of; None accepts any.
     """
     try:
-        signed = SignedHead.model_validate(found)
+        signed = SignedHead.model_validate(content)
         statement = signed.model_dump(exclude={"signature", "ml_dsa_44"})
         peer.verify_fields(signed.model_dump(), in_domain(_DOMAIN, canonical_json(statement)))
     except (ValidationError, SignatureError) as exc:

@@ -121,14 +121,14 @@ def answer_hello(
 
 
 def _open_channel(
-    secret: bytearray, hellos: tuple[bytes, bytes], sends: Direction, said: HandshakeHello, heard: HandshakeHello
+    secret: bytearray, hellos: tuple[bytes, bytes], sends: Direction, sent: HandshakeHello, received: HandshakeHello
 ) -> Channel:
-    context = Context(said.terms, said.session)
+    context = Context(sent.terms, sent.session)
     transcript = hashlib.sha256(in_domain("seal-handshake/1", b"".join(map(_hello_digest, hellos)))).digest()
     receives = Direction.TO_CLIENT if sends is Direction.TO_SERVER else Direction.TO_SERVER
     lanes = [
         DirectionState(context, direction, epoch, derive_ciphers(secret, transcript, context, direction, epoch))
-        for direction, epoch in ((sends, said.epoch), (receives, heard.epoch))
+        for direction, epoch in ((sends, sent.epoch), (receives, received.epoch))
     ]
     wipe_buffer(secret)
     return Channel(context, Sender(lanes[0]), Receiver(lanes[1]))
@@ -161,6 +161,6 @@ def _hello_digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def _check_name(found: str, expected: str) -> None:
-    if found != expected:
-        raise SealError(SealRefusal.FOREIGN_PARTY, f"hello: {found} in the place of {expected}")
+def _check_name(name: str, expected: str) -> None:
+    if name != expected:
+        raise SealError(SealRefusal.FOREIGN_PARTY, f"hello: {name} in the place of {expected}")

@@ -161,28 +161,28 @@ def _explain_refusal(frame: memoryview, due: FrameHeader, size: int) -> NoReturn
     raise SealError(SealRefusal.MALFORMED, "frame: is not the one that is due")
 
 
-def _explain_size(found: int, due: int) -> None:
-    if found < due:
-        raise SealError(SealRefusal.TRUNCATED, f"frame: {found} bytes, expected {due}")
-    if found > due:
-        raise SealError(SealRefusal.TOO_LONG, f"frame: {found} bytes, expected {due}")
+def _explain_size(size: int, due: int) -> None:
+    if size < due:
+        raise SealError(SealRefusal.TRUNCATED, f"frame: {size} bytes, expected {due}")
+    if size > due:
+        raise SealError(SealRefusal.TOO_LONG, f"frame: {size} bytes, expected {due}")
 
 
-def _compare_headers(found: FrameHeader, due: FrameHeader) -> None:
-    if found.session != due.session:
+def _compare_headers(header: FrameHeader, due: FrameHeader) -> None:
+    if header.session != due.session:
         raise SealError(SealRefusal.FOREIGN_SESSION, "frame: belongs to another session than this channel")
-    if found.direction != due.direction:
+    if header.direction != due.direction:
         raise SealError(
             SealRefusal.FOREIGN_DIRECTION, "frame: goes the other way; it was sent back to where it came from"
         )
-    if found.epoch != due.epoch:
+    if header.epoch != due.epoch:
         raise SealError(
-            SealRefusal.FOREIGN_EPOCH, f"frame: of epoch {found.epoch}, this channel is of epoch {due.epoch}"
+            SealRefusal.FOREIGN_EPOCH, f"frame: of epoch {header.epoch}, this channel is of epoch {due.epoch}"
         )
-    if found.counter < due.counter:
-        raise SealError(SealRefusal.REPLAYED, f"frame: number {found.counter} was here before, due is {due.counter}")
-    if found.counter > due.counter:
-        raise SealError(SealRefusal.OUT_OF_ORDER, f"frame: number {found.counter} is too early, due is {due.counter}")
+    if header.counter < due.counter:
+        raise SealError(SealRefusal.REPLAYED, f"frame: number {header.counter} was here before, due is {due.counter}")
+    if header.counter > due.counter:
+        raise SealError(SealRefusal.OUT_OF_ORDER, f"frame: number {header.counter} is too early, due is {due.counter}")
 
 
 def _describe_header(header: FrameHeader) -> str:

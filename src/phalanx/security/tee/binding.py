@@ -61,22 +61,22 @@ class RawReportData:
 Expected = Binding | RawReportData
 
 
-def check_report_data(found: bytes, expected: Expected) -> None:
+def check_report_data(report_data: bytes, expected: Expected) -> None:
     """Check that evidence carries the report data that the verifier expects."""
     if isinstance(expected, RawReportData):
-        if not hmac.compare_digest(found, expected.data):
+        if not hmac.compare_digest(report_data, expected.data):
             raise RefusedEvidenceError(
                 RefusedEvidenceReason.WRONG_NONCE,
-                f"report data {_shorten_bytes(found)}, expected {_shorten_bytes(expected.data)}; "
+                f"report data {_shorten_bytes(report_data)}, expected {_shorten_bytes(expected.data)}; "
                 "ask for evidence with a fresh nonce",
             )
         return
     # a field shorter than the digest can hold no binding, so it must not be cut to fit
-    expected_bytes = expected.binding_digest().ljust(len(found), b"\0")
-    if not hmac.compare_digest(found, expected_bytes):
+    expected_bytes = expected.binding_digest().ljust(len(report_data), b"\0")
+    if not hmac.compare_digest(report_data, expected_bytes):
         raise RefusedEvidenceError(
             RefusedEvidenceReason.WRONG_BINDING,
-            f"report data {_shorten_bytes(found)} is not made of this nonce, TLS key, run and role; "
+            f"report data {_shorten_bytes(report_data)} is not made of this nonce, TLS key, run and role; "
             f"expected {_shorten_bytes(expected_bytes)}",
         )
 

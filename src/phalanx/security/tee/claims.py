@@ -82,22 +82,22 @@ class Backend:
     manifest_roots: tuple[str, ...] = ()
 
 
-def check_measurements(found: Mapping[str, str], reference: Reference, revoked: frozenset[str]) -> None:
+def check_measurements(measurements: Mapping[str, str], reference: Reference, revoked: frozenset[str]) -> None:
     """Compare measurements with reference values.
 
     Raises:
         RefusedEvidenceError: One that the policy names is absent or has another value, or any is revoked.
     """
-    for name, value in found.items():
+    for name, value in measurements.items():
         if value in revoked:
             raise RefusedEvidenceError(
                 RefusedEvidenceReason.REVOKED, f"measurement {name} {value[:16]}... is revoked by the policy"
             )
     for name, accepted in reference.measurements.items():
-        value = found.get(name, "")
+        value = measurements.get(name, "")
         if value not in accepted:
             description = (
-                f"{value[:16]}..." if value else f"absent; the evidence has {', '.join(sorted(found)) or 'none'}"
+                f"{value[:16]}..." if value else f"absent; the evidence has {', '.join(sorted(measurements)) or 'none'}"
             )
             raise RefusedEvidenceError(
                 RefusedEvidenceReason.WRONG_MEASUREMENT,

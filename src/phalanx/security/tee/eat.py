@@ -153,7 +153,7 @@ def _read_token(claims: dict[int, Any]) -> Token:
     return Token(claims[_ISSUER], claims[_KIND], measurements, binding, claims[_POLICY], expires)
 
 
-def _check_times(claims: dict[int, Any], found: Token, now: datetime) -> None:
+def _check_times(claims: dict[int, Any], token: Token, now: datetime) -> None:
     moment = now.timestamp()
     if claims[_EXPIRES] - claims[_ISSUED] > MAX_LIFETIME.total_seconds():
         raise malformed_error(_WHERE, f"lives longer than {MAX_LIFETIME}")
@@ -163,5 +163,5 @@ def _check_times(claims: dict[int, Any], found: Token, now: datetime) -> None:
         )
     if moment >= claims[_EXPIRES]:
         raise RefusedEvidenceError(
-            RefusedEvidenceReason.EXPIRED, f"{_WHERE}: ended at {found.expires}, the clock says {now}"
+            RefusedEvidenceReason.EXPIRED, f"{_WHERE}: ended at {token.expires}, the clock says {now}"
         )

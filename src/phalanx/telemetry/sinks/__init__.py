@@ -67,7 +67,9 @@ def check_sinks(configs: Sequence[SinkConfig]) -> None:
             raise ConfigError(f"tracking.{number}: {config.kind.partition('@')[0]}: {exc}") from exc
 
 
-def _own_line(kind: str, found: Any) -> SinkEntry:
+def _own_line(kind: str, implementation: Any) -> SinkEntry:
     return SinkEntry(
-        OwnSinkConfig, lambda config: own_sink(kind, found, config), functools.partial(check_own_sink, kind, found)
+        OwnSinkConfig,
+        lambda config: own_sink(kind, implementation, config),
+        functools.partial(check_own_sink, kind, implementation),
     )

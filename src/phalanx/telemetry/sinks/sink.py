@@ -68,18 +68,20 @@ class OwnSinkConfig(SinkSettings):
     options: dict[str, Any] = Field(default={})
 
 
-def own_sink(kind: str, found: Any, config: OwnSinkConfig) -> Sink:
+def own_sink(kind: str, implementation: Any, config: OwnSinkConfig) -> Sink:
     """Make a sink from a reference."""
-    check_own_sink(kind, found)
-    instance = found(**config.options)
+    check_own_sink(kind, implementation)
+    instance = implementation(**config.options)
     check_methods(kind, instance, _EXPECTED, ("begin", "scalars", "end"))
     sink: Sink = instance
     return sink
 
 
-def check_own_sink(kind: str, found: Any) -> None:
+def check_own_sink(kind: str, implementation: Any) -> None:
     """Return where an object may make a sink; a class is looked at without being called."""
-    if not callable(found):
-        raise unfit_code_error(kind, f"a {type(found).__name__}", "a class or function that makes a metrics sink")
-    if isinstance(found, type):
-        check_methods(kind, found, _EXPECTED, ("begin", "scalars", "end"))
+    if not callable(implementation):
+        raise unfit_code_error(
+            kind, f"a {type(implementation).__name__}", "a class or function that makes a metrics sink"
+        )
+    if isinstance(implementation, type):
+        check_methods(kind, implementation, _EXPECTED, ("begin", "scalars", "end"))

@@ -107,8 +107,8 @@ class LeakMeter:
 
 def canaries_of(run: PipelineRun | DomainRun, corpus: Corpus) -> CanarySettings | None:
     """Return the canaries that are planted in the text of a run."""
-    found = [source for source in run.data.sources if isinstance(source, CanarySettings)]
-    return found[0] if found else corpus.canaries
+    canaries = [source for source in run.data.sources if isinstance(source, CanarySettings)]
+    return canaries[0] if canaries else corpus.canaries
 
 
 def _canary_batch(run: PipelineRun | DomainRun, corpus: Corpus, texts: Sequence[str]) -> list[Batch]:

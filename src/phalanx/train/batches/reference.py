@@ -161,19 +161,19 @@ def _compute_columns(
     return {name: torch.cat(parts) for name, parts in parts_by_name.items()}
 
 
-def _write_columns(path: Path, found: Mapping[str, Tensor], made_of: str) -> None:
+def _write_columns(path: Path, columns: Mapping[str, Tensor], made_of: str) -> None:
     spare = path.with_suffix(".unfinished")
     with spare.open("wb") as file:
-        file.write(save(dict(found), {_MADE_OF: made_of, _DIGEST: _columns_digest(path.name, found)}))
+        file.write(save(dict(columns), {_MADE_OF: made_of, _DIGEST: _columns_digest(path.name, columns)}))
         file.flush()
         os.fsync(file.fileno())
     os.replace(spare, path)
 
 
-def _columns_digest(file: str, found: Mapping[str, Tensor]) -> str:
+def _columns_digest(file: str, columns: Mapping[str, Tensor]) -> str:
     # a part's name tells its rows
     total = hashlib.sha256(file.encode())
-    for name, column in sorted(found.items()):
+    for name, column in sorted(columns.items()):
         total.update(f"{name} {len(column)} ".encode() + column.contiguous().numpy().tobytes())
     return total.hexdigest()
 

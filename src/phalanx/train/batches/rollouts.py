@@ -292,15 +292,15 @@ class RolloutLoader:
             for rollout in rollouts
         ]
 
-    def _mean_rewards(self, found: Sequence[Sequence[float]]) -> dict[str, float]:
-        named = zip(self._scorer.reward_names, zip(*found, strict=True), strict=True)
+    def _mean_rewards(self, rewards: Sequence[Sequence[float]]) -> dict[str, float]:
+        named = zip(self._scorer.reward_names, zip(*rewards, strict=True), strict=True)
         return {name: sum(values) / len(values) for name, values in named}
 
     def _sum_up_draw(
         self,
         rollouts: Sequence[Rollout],
         drawn: DrawnTexts,
-        found: Sequence[Sequence[float]],
+        rewards: Sequence[Sequence[float]],
         columns: Mapping[str, Tensor],
     ) -> dict[str, float]:
         tokens, figures = sum(len(rollout.ids) for rollout in rollouts), {}
@@ -312,7 +312,7 @@ class RolloutLoader:
         return {
             "reward": float(drawn.rewards.mean()),
             "reward_std": float(drawn.rewards.std()),
-            **{f"reward_{name}": mean for name, mean in self._mean_rewards(found).items()},
+            **{f"reward_{name}": mean for name, mean in self._mean_rewards(rewards).items()},
             "text_tokens": tokens / len(rollouts),
             "texts_ended": sum(rollout.finish == "stop" for rollout in rollouts) / len(rollouts),
             **figures,

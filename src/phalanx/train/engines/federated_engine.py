@@ -206,17 +206,17 @@ class SiteBudgets:
         }
 
 
-def _make_validation(found: SiteScores) -> Validation:
-    if found.classes:
-        return Scores.from_counts(found.loss, found.classes)
-    return perplexity_of(found.loss, found.num_targets)
+def _make_validation(scores: SiteScores) -> Validation:
+    if scores.classes:
+        return Scores.from_counts(scores.loss, scores.classes)
+    return perplexity_of(scores.loss, scores.num_targets)
 
 
-def _site_row(found: SiteScores) -> dict[str, Any]:
+def _site_row(scores: SiteScores) -> dict[str, Any]:
     """The line of one site's own held-out rows."""
-    if not found.num_targets:
+    if not scores.num_targets:
         return {"targets": 0}
-    value = _make_validation(found)
+    value = _make_validation(scores)
     if isinstance(value, Scores):
-        return {"targets": found.num_targets, "loss": value.loss, "accuracy": value.accuracy}
-    return {"targets": found.num_targets, "loss": loss_of(perplexity_of(found.loss, found.num_targets))}
+        return {"targets": scores.num_targets, "loss": value.loss, "accuracy": value.accuracy}
+    return {"targets": scores.num_targets, "loss": loss_of(perplexity_of(scores.loss, scores.num_targets))}

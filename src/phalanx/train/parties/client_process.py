@@ -152,14 +152,14 @@ class ClientProcess:
         )
         return EnclavePeer(self._identity, line, handshake)
 
-    def _tell_step(self, step: int, told: Feedback) -> None:
+    def _tell_step(self, step: int, feedback: Feedback) -> None:
         if step % _TELL_EVERY and step + 1 != self._run.train.steps:
             return
-        targets = sum(count for _, count in told.losses)
+        targets = sum(count for _, count in feedback.losses)
         if not targets:
             self._tell(f"step {step + 1}/{self._run.train.steps}  the enclave does not admit these texts")
             return
-        mean = sum(loss for loss, _ in told.losses) / targets
+        mean = sum(loss for loss, _ in feedback.losses) / targets
         self._tell(f"step {step + 1}/{self._run.train.steps}  own loss {mean:.4f}")
 
 

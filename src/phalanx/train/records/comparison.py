@@ -66,11 +66,11 @@ def worse_figures(measures: Iterable[HeldOutMeasure]) -> list[str]:
 
 def describe_worse(summary: Mapping[str, Any]) -> list[str]:
     """Say at the end of a run that its model is worse than before; nothing where it is not, as far as was measured."""
-    found = summary.get("worse_than_before")
-    if not found:
+    worse = summary.get("worse_than_before")
+    if not worse:
         return []
     noise = "; the noise of its privacy is a possible cause" if "privacy" in summary else ""
-    return [f"WORSE THAN BEFORE: {', '.join(found)}. The model before training is better on held-out rows{noise}"]
+    return [f"WORSE THAN BEFORE: {', '.join(worse)}. The model before training is better on held-out rows{noise}"]
 
 
 def _format_figure(value: float | None) -> str:

@@ -46,10 +46,10 @@ class DeviceUse:
 
     def usage_figures(self, tokens_per_s: float) -> dict[str, float]:
         """Return the figures of the step, by their names in ``metrics.jsonl``; what is not known is left out."""
-        found = {"data_wait_s": self._wait_s, "peak_memory_bytes": float(self._peak_memory_bytes())}
+        figures = {"data_wait_s": self._wait_s, "peak_memory_bytes": float(self._peak_memory_bytes())}
         if self._flops is not None and self._peak is not None:
-            found["mfu"] = flops_utilization(tokens_per_s, self._flops, self._ranks, self._peak)
-        return found
+            figures["mfu"] = flops_utilization(tokens_per_s, self._flops, self._ranks, self._peak)
+        return figures
 
     def _peak_memory_bytes(self) -> int:
         if self._on_gpu:

@@ -236,16 +236,16 @@ class Figures:
 
     def held_out_measures(self) -> list[HeldOutMeasure]:
         """What the run's own held-out rows said at first and at last; of a run without such, its named sets."""
-        found = measures_of_scores(self.scores_first, self.scores_last)
-        found.append(HeldOutMeasure("held-out reward", self.reward_first, self.reward_last, is_better_low=False))
+        measures = measures_of_scores(self.scores_first, self.scores_last)
+        measures.append(HeldOutMeasure("held-out reward", self.reward_first, self.reward_last, is_better_low=False))
         if self.validation_first is not None:
-            found += measures_of_perplexity("held-out loss", self.validation_first, self.validation_last)
+            measures += measures_of_perplexity("held-out loss", self.validation_first, self.validation_last)
         elif self.scores_first is None and self.reward_first is None:
             for name, first in self.named_first.items():
                 last = self.named_last.get(name)
                 if isinstance(first, float) and not isinstance(last, PreferenceScores):
-                    found += measures_of_perplexity(f"loss on {name}", first, last)
-        return found
+                    measures += measures_of_perplexity(f"loss on {name}", first, last)
+        return measures
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
         """Count a decision of the guard."""

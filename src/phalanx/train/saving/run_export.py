@@ -49,10 +49,10 @@ def export_run(
 
 
 @contextlib.contextmanager
-def _open_model(config: RunConfig, past: PastRun, found: Checkpoint) -> Iterator[tuple[ModelSource, RunTokenizer]]:
+def _open_model(config: RunConfig, past: PastRun, checkpoint: Checkpoint) -> Iterator[tuple[ModelSource, RunTokenizer]]:
     """Open the model, with its weights where an adapter belongs to them, and the tokenizer of the run."""
     cache, seed = cache_beside(past.path), config.train.seed
-    is_kept = check_kept(past.path, found.state)
+    is_kept = check_kept(past.path, checkpoint.state)
     with contextlib.ExitStack() as stack:
         kept_model = stack.enter_context(open_kept(past.path, past.key_holder(), past.run_id)) if is_kept else None
         if kept_model is not None and config.model.adapter is None:
@@ -60,7 +60,7 @@ def _open_model(config: RunConfig, past: PastRun, found: Checkpoint) -> Iterator
             return
         source = open_model(config.model, cache / "models", seed)
         if config.model.adapter is not None:
-            found.check_base(source.files_digest())
+            checkpoint.check_base(source.files_digest())
         if kept_model is not None:
             yield source, kept_model[1]
             return

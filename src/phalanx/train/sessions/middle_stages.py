@@ -128,8 +128,8 @@ def note_guard_events(figures: Figures, savepoint: Savepoint, observe: Observe) 
     return note
 
 
-def _parse_checks(told: dict[str, Any]) -> StageChecks:
-    rests_on = told["rests_on"]
+def _parse_checks(claims: dict[str, Any]) -> StageChecks:
+    rests_on = claims["rests_on"]
     return StageChecks(
-        frozenset(told["made"]), str(told["party"]), None if rests_on is None else frozenset(map(str, rests_on))
+        frozenset(claims["made"]), str(claims["party"]), None if rests_on is None else frozenset(map(str, rests_on))
     )

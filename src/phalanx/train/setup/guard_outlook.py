@@ -64,7 +64,7 @@ def preset_rows(run: StagedRun, size: StepSize) -> list[dict[str, str]]:
     return rows
 
 
-def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
+def outlook_rows(odds: list[DetectionOdds]) -> list[dict[str, str]]:
     """The table of findings, in words."""
     return [
         {
@@ -74,7 +74,7 @@ def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
             "then undone": "yes" if finding.is_undone else "no",
             "1 lying step in all slips through": f"{100 * finding.slip_probability(1):.1f} %",
         }
-        for finding in found
+        for finding in odds
     ]
 
 

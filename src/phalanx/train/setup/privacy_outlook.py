@@ -114,7 +114,7 @@ def noise_outlooks(run: FederatedRun, length: int, min_rows: int | None) -> list
         min_rows: Training rows of the site that has fewest; None where this process does not know.
     """
     sums = sums_outlook(run.federated, run.train.steps, length)
-    found = [] if sums is None else [sums]
+    outlooks = [] if sums is None else [sums]
     if run.privacy is not None and min_rows is not None:
-        found.append(rows_outlook(run, run.privacy, min_rows, length))
-    return found
+        outlooks.append(rows_outlook(run, run.privacy, min_rows, length))
+    return outlooks

@@ -78,13 +78,13 @@ class _TreeBuilder:
         self._where, self._open, self._count = where, list[XmlElement](), 0
         self.root: XmlElement | None = None
 
-    def start_element(self, tag: str, found: dict[str, str]) -> None:
+    def start_element(self, tag: str, raw_attributes: dict[str, str]) -> None:
         self._count += 1
         if self._count > _MAX_ELEMENTS or len(self._open) >= _MAX_DEPTH:
             raise malformed_error(self._where, "too many elements, or nested too deep")
-        declared = {_declared_prefix(key): value for key, value in found.items() if _is_declaration(key)}
+        declared = {_declared_prefix(key): value for key, value in raw_attributes.items() if _is_declaration(key)}
         scope = {**(self._open[-1].scope if self._open else {}), **declared}
-        attributes = {key: value for key, value in found.items() if not _is_declaration(key)}
+        attributes = {key: value for key, value in raw_attributes.items() if not _is_declaration(key)}
         element = XmlElement(tag, attributes, scope)
         self._check_element(element, declared)
         if self._open:

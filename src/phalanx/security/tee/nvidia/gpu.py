@@ -141,11 +141,11 @@ def _read_digest(item: DerReader) -> bytes:
     return digest
 
 
-def _check_version(what: str, found: str, accepted: tuple[str, ...]) -> None:
-    if accepted and found not in accepted:
+def _check_version(what: str, version: str, accepted: tuple[str, ...]) -> None:
+    if accepted and version not in accepted:
         raise RefusedEvidenceError(
             RefusedEvidenceReason.TCB_TOO_OLD,
-            f"GPU: {what} {found[:40] or 'unknown'}, the policy accepts {', '.join(accepted)}",
+            f"GPU: {what} {version[:40] or 'unknown'}, the policy accepts {', '.join(accepted)}",
         )
 
 
