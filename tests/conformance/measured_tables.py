@@ -263,7 +263,7 @@ def presets(result: Result) -> Iterator[str]:
             yield line(f"`{row['preset']}`", str(row["M"]), *(share(value, 0) for value in found), more)
 
 
-LAW = "overhead-law-cpu-2cores.json"
+LAW, SLOW_LAW = "overhead-law-cpu-2cores.json", "overhead-law-avx2-cpu-2cores-busy.json"
 
 
 def prices_by_size(result: Result) -> Iterator[str]:
@@ -387,6 +387,7 @@ TABLES = (
     Table("docs/data_sources.md", f"extraction{BUSY}", extraction),
     Table(COSTS, "overhead-presets-cpu-2cores.json", presets),
     Table(COSTS, LAW, prices_by_size),
+    Table(COSTS, SLOW_LAW, prices_by_size),
     Table(COSTS, "split-cpu-2cores-quick.json", seal_in_short),
     Table(COSTS, f"masked{BUSY}", masked),
     Table(BENCHMARKS, f"appraisal{BUSY}", appraisal),
