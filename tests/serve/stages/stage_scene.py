@@ -56,8 +56,8 @@ class Scene:
         self.source = ModelSource(directory)
         self.examiner = StageExaminer(desk, self.source, 2)
         is_alive = alive or (lambda name: True)
-        owner = self.ends["owner"]
-        self.relay = StageRelay(owner, self.config, self.source, self.examiner, b"k" * 32, is_alive, revoked=revoked)
+        self.relay = StageRelay(self.ends["owner"], self.config, self.source, self.examiner, b"k" * 32, is_alive)
+        self.relay.read_revocations = revoked
         self.news = []
         self.relay.listen(lambda kind, facts: self.news.append((kind, dict(facts))))
         self._over = threading.Event()

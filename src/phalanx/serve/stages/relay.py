@@ -70,11 +70,11 @@ class StageRelay:
         source: The files of the whole model.
         key: Secret of the draw, 32 bytes.
         is_alive: Whether a party's process runs, where it is one of this machine.
-        revoked: Reads the parties whose certificates the owner has taken back.
 
     Attributes:
         verdicts: Convictions in the order of their detection.
         departures: Every party that was taken out, with the cause.
+        read_revocations: Returns the parties whose certificates the owner has taken back; by default none.
 
     Guarantees:
         A party is convicted where `judge_stage_bundle` convicts it by the records that are written as evidence, and
@@ -91,12 +91,11 @@ class StageRelay:
         examiner: StageExaminer,
         key: bytes,
         is_alive: Callable[[str], bool] = lambda name: True,
-        *,
-        revoked: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._endpoint, self._config, self._source, self._examiner = endpoint, config, source, examiner
         self._draw, self._is_alive = ServedTextDraw(key, config.check_rate), is_alive
-        self._revoked, self._next_look = revoked, time.monotonic()
+        self.read_revocations: Callable[[], Collection[str]] = tuple
+        self._next_look = time.monotonic()
         self._stages: list[list[StageParty]] = []
         self._parties: dict[str, StageParty] = {}
         self._texts: dict[RowCache, ServedText] = {}
@@ -472,7 +471,7 @@ class StageRelay:
         if time.monotonic() < self._next_look:
             return
         try:
-            revoked = self._parties.keys() & set(self._revoked())
+            revoked = self._parties.keys() & set(self.read_revocations())
         except CertificateError as exc:
             raise StageLostError("the list of revocations cannot be read; ask again later") from exc
         self._next_look = time.monotonic() + _REVOCATIONS_EVERY_S

@@ -182,8 +182,8 @@ def open_staged_model(
         )
         examiner = StageExaminer(desk, source, config.kept_stages)
         is_alive = (lambda party: True) if processes is None else processes.is_running
-        key = secrets.token_bytes(32)
-        relay = StageRelay(joined.endpoint, config, source, examiner, key, is_alive, revoked=revoked)
+        relay = StageRelay(joined.endpoint, config, source, examiner, secrets.token_bytes(32), is_alive)
+        relay.read_revocations = revoked
         stack.callback(relay.close)
         relay.load_stages(layers, engine.max_rows + 1, engine.max_cache_tokens + text_model.context_length)
         yield StagedModel(name, text_model, int(time.time()), relay=relay, remote=remote)
