@@ -427,6 +427,20 @@ def test_a_run_that_goes_on_is_cut_by_the_speeds_of_the_parties_that_are_left(
     assert "worker-2" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("claim", [0.0, 5e-324, 1e9])
+def test_a_party_that_says_that_it_took_no_time_or_all_of_it_gets_a_cut_and_no_error(
+    capsys: pytest.CaptureFixture[str], trained_run: Path, claim: float
+) -> None:
+    path = trained_run / "metrics.jsonl"
+    path.write_text(path.read_text().replace('{"compute": 2.0}', f'{{"compute": {claim!r}}}'))
+
+    assert run_command(["plan", "--measured", str(trained_run), "--json"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["stages"], sum(answer["layers"])) == (4, 4)
+    assert answer["worker_s"]["worker-1"] >= 1e-6
+
+
 def test_a_measured_run_says_all_that_is_needed(capsys: pytest.CaptureFixture[str], trained_run: Path) -> None:
     assert run_command(["plan", "--measured", str(trained_run), "--layout", "dp=2"]) == 2
 

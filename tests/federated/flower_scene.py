@@ -130,14 +130,19 @@ class FlowerEngine:
         self.grid = Grid(dict(enumerate(sites, 7)), str(template))
         self.grid.tamper = self._tamper
         self._line = APP.OwnerConnection(str(owner))
+        self._relay = APP.FrameRelay(self.grid, self._line)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def _serve(self):
         try:
-            APP.FrameRelay(self.grid, self._line).relay_frames()
+            self._relay.relay_frames()
         except APP.SocketLostError:
             return
+
+    def named(self, node):
+        """Whether a node has said of which site it is."""
+        return self._relay._nodes.get(node) is not None
 
     def _tamper(self, reply, node, frame):
         site = self.grid.nodes.get(node, "")

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def altered(site, answer, frame):
     return answer[:-1] + bytes([answer[-1] ^ 1])
 
 
-@pytest.mark.parametrize("lie", ["altered", "truncated", "grown", "empty", "echo"])
+@pytest.mark.parametrize("lie", ["altered", "truncated", "grown", "empty", "echo", "too long"])
 def test_an_answer_that_the_site_has_not_signed_costs_it_the_order_and_nothing_else(scene, lie):
     lies = {
         "altered": altered,
@@ -78,6 +79,7 @@ def test_an_answer_that_the_site_has_not_signed_costs_it_the_order_and_nothing_e
         "grown": lambda site, answer, frame: answer + b"x",
         "empty": lambda site, answer, frame: b"",
         "echo": lambda site, answer, frame: frame,
+        "too long": lambda site, answer, frame: answer + bytes(LIMITS.max_frame_bytes),
     }
     for name in SITES:
         scene.serve(name, reply)
@@ -91,7 +93,7 @@ def test_an_answer_that_the_site_has_not_signed_costs_it_the_order_and_nothing_e
     scene.carrier.broadcast_orders({"north": measure(7)})
     again = scene.carrier.collect_reply(LONG_S)
 
-    assert got["north"] == LostSite("north", "refused")
+    assert got["north"] == LostSite("north", "gone" if lie == "too long" else "refused")
     assert isinstance(got["south"], CarriedReply)
     assert isinstance(again, CarriedReply) and again.body["ticket"] == 7
 
@@ -150,6 +152,33 @@ def test_a_repeated_answer_is_handed_out_once(scene):
 
     assert [first.body["ticket"], second.body["ticket"]] == [1, 2]
     assert scene.carrier.collect_reply(0.0) is None
+
+
+def test_an_engine_that_hands_in_answers_without_end_has_one_of_each_order_kept(scene):
+    scene.serve("north", reply)
+    meet(scene, "north")
+    line = scene.engine._line
+    number = scene.carrier._last_number + 1
+
+    def again(site, answer, frame):
+        for _ in range(40):
+            line.send_answer(number, site, bytes(LIMITS.max_frame_bytes - 1))
+            line.send_answer(number + 7, site, bytes(LIMITS.max_frame_bytes - 1))
+        line.tell_sites(["north", "the-last-word"])
+        return answer
+
+    scene.engine.touch = again
+    scene.carrier.broadcast_orders({"north": measure(1)})
+    waiting = scene.carrier._messages.queue
+    for _ in range(3000):
+        if any(message is not None and b"the-last-word" in message.data for _, message in list(waiting)):
+            break
+        time.sleep(0.01)
+
+    # nobody has read one of them, as while an owner sums or measures
+    assert sum(len(message.data) for _, message in list(waiting)) < 2 * LIMITS.max_frame_bytes
+    scene.engine.touch = lambda site, answer, frame: answer
+    assert scene.carrier.collect_reply(LONG_S) == LostSite("north", "refused")
 
 
 def test_an_order_that_is_delivered_again_gets_the_same_answer_and_is_done_once(scene):
@@ -294,6 +323,8 @@ def test_frames_of_another_party_run_or_key_are_refused():
         shim._HEAD.pack(b"PHXB", 9, 0, 0, 0),
         shim._HEAD.pack(b"PHXB", 1, 0, 300, 0),
         shim._HEAD.pack(b"PHXB", 1, 0, 0, 2**40),
+        shim._HEAD.pack(b"PHXB", 2, 0, 0, 2**40),
+        shim._HEAD.pack(b"PHXB", 4, 0, 0, 2**21),
         shim._HEAD.pack(b"PHXB", 1, 0, 2, 0) + b"\xff\xff",
         shim._HEAD.pack(b"PHXB", 1, 0, 0, 10) + b"short",
     ],

@@ -156,6 +156,21 @@ def test_a_node_that_takes_a_sites_name_gets_no_frame_as_long_as_the_first_is_th
     assert taken()
 
 
+@pytest.mark.parametrize("name", [pytest.param("x" * 2**21, id="megabytes"), pytest.param("north\nsouth", id="lines")])
+def test_a_node_with_a_name_that_no_site_has_disturbs_no_other_one(scene, name):
+    scene.engine.grid.nodes[3] = name
+    for _ in range(600):
+        if scene.engine.named(3):
+            break
+        scene.carrier.collect_reply(0.05)
+    assert scene.engine.named(3)
+
+    meet(scene, *SITES)
+    ask(scene, *SITES)
+
+    assert all(isinstance(scene.carrier.collect_reply(LONG_S), CarriedReply) for _ in SITES)
+
+
 def test_the_app_names_both_ends_and_needs_the_standard_library_and_flower_alone(tmp_path):
     write_flower_app(tmp_path / "app", Path('/srv/a "b"\\c/ä.sock'), "~/{site}/s")
 

@@ -1,5 +1,8 @@
 """An update is admitted once, for its round, if it is what is due; each lie is refused by name."""
 
+import json
+import struct
+
 import pytest
 import torch
 from safetensors.torch import save
@@ -77,6 +80,13 @@ def test_each_lie_is_refused_by_name_and_the_honest_update_may_still_come(reason
     assert door.admit_update("north", *update(), DUE).site == "north"
 
 
+def file_of(dtype: str, shape: list[int], size: int = 0) -> bytes:
+    """A safetensors file that its library opens, with a tensor that torch does not have."""
+    header = json.dumps({"a.weight": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + bytes(size)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -86,6 +96,9 @@ def test_each_lie_is_refused_by_name_and_the_honest_update_may_still_come(reason
         lambda header, values: (b"", values),
         lambda header, values: update(values=b"no tensors"),
         lambda header, values: update(values=b"\xff" * 40),
+        lambda header, values: update(values=file_of("F32", [0, 2**63])),
+        lambda header, values: update(values=file_of("F32", [0, 2**62, 8])),
+        lambda header, values: update(values=file_of("F4", [2], 1)),
         lambda header, values: update(samples=101),
         lambda header, values: update({"other": torch.ones(1)}),
         lambda header, values: update(tensors() | {"more": torch.ones(1)}),

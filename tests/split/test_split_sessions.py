@@ -25,6 +25,7 @@ from phalanx.split.channel import messages as say
 from phalanx.split.channel.resend_window import TRIES
 from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, mask_linears, process_pads
 from phalanx.split.processes.local_enclave import OWNER
+from phalanx.split.roles.server import EnclaveServer
 from phalanx.testing import SplitSimulator
 from phalanx.train.engines.split_engine import LocalClients, SplitEngine
 
@@ -297,6 +298,40 @@ def test_an_owner_that_puts_back_the_state_of_before_a_release_gets_no_second_on
             session.lead.prepare_release()
 
     assert refusal.value.reason == "too_many"
+
+
+def begin_anew(session, settled):
+    """What an owner does that has an enclave start beside its kept state: it shows none, and settles an old number."""
+    session.lead.settle_state(settled)
+    session.train_turn(0)
+
+
+def test_an_owner_that_shows_no_state_and_settles_an_old_one_has_no_enclave_begin_anew(source, tmp_path):
+    policy = ReleasePolicy(min_clients=2, clip_norm=10.0, noise_multiplier=1.0, max_releases=1)
+    house = House(source, tmp_path, release=policy)
+    with house.open() as session:
+        session.train_turn(0)
+        release_adapters(session, 1)
+
+    with house.open() as again:
+        for attack in (lambda: begin_anew(again, 1), again.lead.request_state, lambda: again.train_turn(0)):
+            with pytest.raises(RollbackError, match="got none"):
+                attack()
+
+
+def test_without_that_check_it_has_adapters_released_again_with_other_noise(source, tmp_path, monkeypatch):
+    policy = ReleasePolicy(min_clients=2, clip_norm=10.0, noise_multiplier=1.0, max_releases=1)
+    house = House(source, tmp_path, release=policy)
+    with house.open() as session:
+        session.train_turn(0)
+        first = release_adapters(session, 1)
+    monkeypatch.setattr(EnclaveServer, "_check_current", lambda server: None)
+
+    with house.open() as again:
+        begin_anew(again, 1)
+        second = release_adapters(again, 1)
+
+    assert first.keys() == second.keys() and not same(first, second)
 
 
 def test_a_state_that_was_never_settled_gives_no_second_release_either(source, tmp_path):

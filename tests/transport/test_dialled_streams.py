@@ -3,8 +3,10 @@
 import contextlib
 import secrets
 import socket
+import sys
 import threading
 import time
+import traceback
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -224,3 +226,47 @@ def test_a_party_that_listens_nowhere_tells_no_address(pair, identities):
 
     assert met.run == "run-1"
     assert wire.wait_joined("north", 1.0).address == ""
+
+
+def threads_that_send():
+    """Count this process's threads that wait for a party to take a piece of its stream."""
+    stacks = [traceback.walk_stack(frame) for frame in sys._current_frames().values()]
+    return sum(any(frame.f_code.co_name == "_send_response" for frame, _ in stack) for stack in stacks)
+
+
+def wait_until(holds):
+    limit = time.monotonic() + patience_s(60.0)
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def test_a_party_that_dials_again_and_takes_nothing_holds_no_more_than_one_thread_and_one_frame(
+    open_party, identities, opened
+):
+    from phalanx.transport.grpc_tls import open_channel
+
+    bounds = {"max_frame_bytes": 2**25, "max_queued_bytes": 2**26}
+    # a link gives its frame up only where the test does
+    limits = LIMITS.model_copy(update={**bounds, "timeout_s": 86400.0})
+    wire = GrpcWire(identities["enclave"], limits)
+    wire.has_dialled_streams = True
+    peers = {"north": identities["north"].public}
+    enclave = opened.enter_context(Endpoint(identities["enclave"], peers, "run-1", wire, limits))
+    before, ended = threads_that_send(), threading.Event()
+    # more than gRPC takes off a party's hands
+    enclave.send_frame("north", "word", {"number": 1}, (bytes(2**23),))
+
+    streams, calls = [], []
+    for _ in range(4):
+        channel = open_channel(identities["north"], "enclave", wire.address, limits)
+        opened.callback(channel.close)
+        calls.append(channel.stream_stream("/phalanx.Transport/Collect")(iter(ended.wait, True)))
+        wait_until(lambda: wire._streams.get("north") not in (None, *streams))
+        streams.append(wire._streams["north"])
+        # the frame is on its way on the newest stream
+        wait_until(lambda: streams[-1]._waiting and streams[-1]._questions.empty())
+
+    opened.callback(ended.set)
+
+    wait_until(lambda: threads_that_send() - before <= 1)

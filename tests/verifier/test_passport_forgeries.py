@@ -38,7 +38,11 @@ def test_the_honest_passport_holds_with_its_model() -> None:
 
     assert found.doubts == []
     assert found.rows["convicted"] == "worker-1"
+    # an owner chooses the rates: of how much was audited, the number of drawn steps says nothing
+    signed = found.facts["audits"]["signed"]
+    assert signed > 0
     assert found.rows["audits"].startswith("6 of 6 steps")
+    assert found.rows["audits"].endswith(f"; {signed} microbatches are signed by stage and auditor")
     assert "tensors have the digest that the run signed" in found.rows["model's files"]
 
 

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from phalanx.errors import CheckpointError, VerificationError
 from phalanx.models import ModelSource, parameter_names, weights_digest
+from phalanx.transport.tensors import UNREADABLE
 from phalanx.verifier.forms import RefusedError, UnreadableError
 from phalanx.verifier.statement import list_weight_files
 
@@ -76,5 +77,5 @@ def _adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118 - a file is no mapping
                 yield name.removeprefix(_PEFT), file.get_tensor(name).to(torch.float32)
-    except (OSError, SafetensorError) as exc:
+    except (OSError, *UNREADABLE) as exc:
         raise CheckpointError(f"{path}: cannot be read as safetensors: {exc}") from exc

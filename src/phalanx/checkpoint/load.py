@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
@@ -32,6 +31,7 @@ from phalanx.checkpoint.sealed import FilePlace, FileSealer
 from phalanx.checkpoint.stream import Shard
 from phalanx.errors import CheckpointError
 from phalanx.security.crypto import Peer
+from phalanx.transport.tensors import UNREADABLE
 
 _MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 _MAX_KEY_BYTES = 256 * 1024
@@ -155,7 +155,7 @@ class Checkpoint:
         path, data = self._read_listed_file(name)
         try:
             tensors = load(data)
-        except SafetensorError as exc:
+        except UNREADABLE as exc:
             raise CheckpointError(f"{path}: is not a safetensors file: {exc}") from exc
         if sorted(tensors) != sorted(expected):
             raise CheckpointError(f"{path}: its tensors differ from the manifest")

@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, ValidationError
-from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import SignatureError, UpdateRefusedError
 from phalanx.security.crypto import Identity, Peer, digest_hex, in_domain
+from phalanx.transport.tensors import UNREADABLE
 
 _DOMAIN = "federated-update/1"
 _MAX_HEADER_BYTES = 4096
@@ -240,7 +240,7 @@ class UpdateAdmission:
 def _read_tensors(site: str, values: bytes, due: DueUpdates) -> dict[str, Tensor]:
     try:
         tensors = load(values)
-    except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
+    except UNREADABLE as exc:
         raise UpdateRefusedError(
             UpdateRefusal.OTHER_VALUES, f"{site}: its values are not in safetensors format"
         ) from exc

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 
-from safetensors import SafetensorError
 from safetensors.torch import load
 
 from phalanx.config import printable_text
@@ -17,6 +16,7 @@ from phalanx.rollouts.request import RolloutRequest
 from phalanx.rollouts.rollout import RolloutAnswer, WritingClass, pack_answer
 from phalanx.rollouts.verdict import RolloutTolerance
 from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner, parse_body
+from phalanx.transport.tensors import UNREADABLE
 
 Answer = tuple[RolloutAnswer, bytes]
 
@@ -141,7 +141,7 @@ class RolloutService:
 def _checked_policy(offer: PolicyOffer, file: bytearray) -> RolloutPolicy:
     try:
         policy = RolloutPolicy(json.loads(offer.config), load(bytes(file)))
-    except (SafetensorError, ValueError, KeyError) as exc:
+    except UNREADABLE as exc:
         raise FrameError(f"a policy is malformed: {exc}") from exc
     if policy.full_digest != offer.policy:
         raise ModelError(f"the weights that came are {policy.full_digest[:16]}, the owner names {offer.policy[:16]}")

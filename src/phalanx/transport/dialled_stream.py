@@ -26,10 +26,11 @@ class DialledStream:
     Args:
         party: Name of the other end, as TLS has proven it.
         expires: End of its certificate: a stream outlives no certificate.
+        hang_up: Ends the call, also where the party takes nothing of a frame that is on its way.
     """
 
-    def __init__(self, party: str, expires: datetime) -> None:
-        self._party, self._expires = party, expires
+    def __init__(self, party: str, expires: datetime, hang_up: Callable[[], object] = lambda: None) -> None:
+        self._party, self._expires, self._hang_up = party, expires, hang_up
         self._questions: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._waiting: dict[int, Future[bytes]] = {}
         self._numbers = itertools.count()
@@ -78,6 +79,7 @@ class DialledStream:
         self._questions.put(None)
         for answer in waiting:
             answer.set_exception(PeerLostError(f"{self._party}: its stream has ended"))
+        self._hang_up()
 
 
 def answer_questions(exchange: Callable[[Iterator[bytes]], Iterable[bytes]], handle: Callable[[bytes], bytes]) -> None:

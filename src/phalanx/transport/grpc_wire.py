@@ -254,7 +254,7 @@ class GrpcWire:
         if not self.has_dialled_streams:
             _abort_call(context, grpc.StatusCode.UNIMPLEMENTED, "frames come to where a party listens, not on a stream")
         self._name_of(peer.name, False, context)
-        stream = DialledStream(peer.name, certificate_facts(_pem_of(context)).not_after)
+        stream = DialledStream(peer.name, certificate_facts(_pem_of(context)).not_after, context.cancel)
         with self._changed:
             older = self._streams.pop(peer.name, None)
             is_full = len(self._streams) >= _MAX_STREAMS

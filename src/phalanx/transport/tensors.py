@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from phalanx.errors import FrameError
 
+UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError)
+"""Errors of readers of safetensors on bytes of others: types and sizes that torch lacks raise none of safetensors."""
 _NAMES = {
     torch.float64: "float64",
     torch.float32: "float32",

@@ -120,7 +120,7 @@ def _verify_run(path: Path, expected: Expectations) -> PathReport:
     rows = {
         "owner": f"{owner.fingerprint}, {'as expected' if is_expected else 'not compared'}",
         "log": f"{len(log.lines)} lines, signed, in order; run {log.run}",
-        "audits": f"{len(log.proven)} of {len(log.recorded)} steps: each drawn audit was drawn again",
+        "audits": log.describe_audits(),
         "convicted": ", ".join(sorted({str(body["party"]) for body in log.verdicts})) or "nobody",
     }
     log.doubts += filter(None, [check_kept_head(head, log, owner) for head in expected.heads])

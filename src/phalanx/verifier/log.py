@@ -75,6 +75,11 @@ class LogFindings:
     lines: list[str] = field(default_factory=list)
     public: list[str] = field(default_factory=list)
 
+    def describe_audits(self) -> str:
+        """Say how much was audited: rates are the owner's choice, and at a low one nothing may have been drawn."""
+        drawn = f"{len(self.proven)} of {len(self.recorded)} steps: each drawn audit was drawn again"
+        return f"{drawn}; {self.audits} microbatches are signed by stage and auditor"
+
 
 def check_head(owner: CertifiedParty, head: Mapping[str, Any]) -> None:
     """Return when the owner signed a head, which says how many lines there are and which one is the last."""

@@ -202,7 +202,7 @@ class _PassportReader:
                 require(seal[name] == value, f"the seal says {name} {seal[name]!r:.120}, the log {value!r:.120}")
         findings = self._findings
         findings.rows["log"] = f"{len(log.lines)} lines, signed, in order; run {log.run}, {seal['status']}"
-        findings.rows["audits"] = f"{len(log.proven)} of {len(log.recorded)} steps: each drawn audit was drawn again"
+        findings.rows["audits"] = log.describe_audits()
         findings.doubts += [doubt for doubt in log.doubts if doubt != "lines may be missing at the end"]
         if not log.is_completed:
             findings.doubts.append("the run had not ended when the passport was made")

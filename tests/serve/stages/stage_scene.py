@@ -35,7 +35,9 @@ class Scene:
         holders: What a party computes with, by name, where it is not the honest one.
     """
 
-    def __init__(self, home, directory, holders=None, *, stages=HOLDERS, alive=None, engine=ENGINE, **changes):
+    def __init__(
+        self, home, directory, holders=None, *, stages=HOLDERS, alive=None, engine=ENGINE, revoked=tuple, **changes
+    ):
         self.directory, self.engine_settings = directory, engine
         settings = {"answer_timeout_s": 20.0, "check_rate": 1.0, **changes}
         self.config = StagesConfig(identity="", holders=stages, **settings)
@@ -55,6 +57,7 @@ class Scene:
         self.examiner = StageExaminer(desk, self.source, 2)
         is_alive = alive or (lambda name: True)
         self.relay = StageRelay(self.ends["owner"], self.config, self.source, self.examiner, b"k" * 32, is_alive)
+        self.relay.read_revocations = revoked
         self.news = []
         self.relay.listen(lambda kind, facts: self.news.append((kind, dict(facts))))
         self._over = threading.Event()

@@ -1,4 +1,4 @@
-"""``phalanx plan --seconds_by_party``: the stages of a run that goes on, from the speeds that its parties had."""
+"""``phalanx plan --measured``: the stages of a run that goes on, from the speeds that its parties had."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -20,6 +20,8 @@ from phalanx.telemetry.parties import PartyRow, read_peers
 _SHOWN_STEPS = 20
 """The last steps with a measurement; of several the median counts."""
 _PRESENT = frozenset({"connected", "serving", "shadowing"})
+_MIN_LAYER_S = 1e-6
+"""No machine is faster: a party says itself how long it took, and may say that it took no time."""
 
 
 def propose_stages(run_dir: Path) -> Answer:
@@ -121,5 +123,6 @@ def _measure_layers(
         ][-_SHOWN_STEPS:]
         num_layers = _count_layers(layers, stages)
         if seconds and num_layers:
-            seconds_by_party[row.name] = median(seconds) / num_layers
-    return (median(own_seconds) / own_work if own_seconds and layers else None), seconds_by_party
+            seconds_by_party[row.name] = max(_MIN_LAYER_S, median(seconds) / num_layers)
+    owner_s = max(_MIN_LAYER_S, median(own_seconds) / own_work) if own_seconds and layers else None
+    return owner_s, seconds_by_party

@@ -99,6 +99,8 @@ class BridgeCarrier:
             for name, peer in roster.items()
         }
         self._open: dict[int, _Delivery] = {}
+        # guarded by the lock, for the thread that reads an engine: frames of which it has not seen an answer
+        self._unanswered: set[int] = set()
         self._last_number = 0
         self._ready: deque[CarriedReply | LostSite] = deque()
         self._messages: queue.Queue[tuple[int, ShimMessage | None]] = queue.Queue(_MAX_WAITING)
@@ -248,6 +250,7 @@ class BridgeCarrier:
         """End the conversation with a site; it is greeted anew, if it can be reached."""
         for number in [number for number, delivery in self._open.items() if delivery.site == site]:
             is_asked |= self._open.pop(number).asked.fields.kind != SiteGreeting.kind
+            self._claim_answer(number)
         self._contacts[site].conversation.end_conversation()
         if is_asked:
             self._ready.append(LostSite(site, reason))
@@ -258,10 +261,11 @@ class BridgeCarrier:
             self._say(f"{site}: {what}")
 
     def _deliver_frame(self, site: str, asked: SignedHeader, raw: bytes) -> None:
-        with self._lock:
-            engine = self._engine
         self._last_number += 1
         self._open[self._last_number] = _Delivery(site, asked)
+        with self._lock:
+            engine = self._engine
+            self._unanswered.add(self._last_number)
         if engine is None:
             self._end_conversation(site, "gone")
             return
@@ -293,7 +297,9 @@ class BridgeCarrier:
     def _read_engine_messages(self, number: int, line: socket.socket) -> None:
         try:
             while (message := read_message(line, self._limits.max_frame_bytes)) is not None:
-                self._queue_engine_message(number, message)
+                # answers are large, and nobody takes them while the owner sums
+                if message.kind != ANSWER or self._claim_answer(message.number):
+                    self._queue_engine_message(number, message)
         except SocketLostError as exc:
             if not self._closed.is_set():
                 self._say(f"the engine disconnected: {exc}")
@@ -303,6 +309,13 @@ class BridgeCarrier:
                     self._engine = None
             _close_socket(line)
             self._queue_engine_message(number, None)
+
+    def _claim_answer(self, number: int) -> bool:
+        """Return whether this is the first answer to a frame; there is no other one from then on."""
+        with self._lock:
+            is_first = number in self._unanswered
+            self._unanswered.discard(number)
+            return is_first
 
     def _queue_engine_message(self, number: int, message: ShimMessage | None) -> None:
         """Hand over a message, as long as it is waited for at all."""

@@ -16,7 +16,7 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 ORDER, ANSWER, LOST, SITES, END = 1, 2, 3, 4, 5
@@ -25,7 +25,8 @@ MAX_BYTES = 2**30 + 2**21
 """Of a message's data: the largest frame that any run may have."""
 _HEAD = struct.Struct(">4sBIHQ")
 _MAGIC = b"PHXB"
-_MAX_NAME_BYTES = 255
+_MAX_NAME_BYTES, _MAX_SITE_NAME, _MAX_WORDS_BYTES = 255, 63, 2**20
+_PIECE_BYTES = 2**20
 _MAX_PATH_BYTES = 107
 _WHOLE_MESSAGE_S = 300.0
 
@@ -67,7 +68,8 @@ def read_message(line: socket.socket, max_bytes: int = MAX_BYTES, timeout_s: flo
     """Return the next message; None where none has begun in time.
 
     Args:
-        max_bytes: Bound of the data in bytes.
+        max_bytes: Bound of the data in bytes. An answer above it is passed over and reads as lost: one site's answer
+            must not end the line of all.
         timeout_s: Seconds to wait for its beginning; None for no limit.
     """
     try:
@@ -77,6 +79,10 @@ def read_message(line: socket.socket, max_bytes: int = MAX_BYTES, timeout_s: flo
         kind, number, name_size, data_size = _check_head(_read_exactly(line, _HEAD.size), max_bytes)
         line.settimeout(_WHOLE_MESSAGE_S)
         name = _read_exactly(line, name_size).decode("utf-8")
+        if data_size > max_bytes:
+            _pass_over(line, data_size)
+            reason = f"its answer has {data_size} bytes, above the limit of {max_bytes}"
+            return ShimMessage(LOST, number, name, reason.encode("ascii"))
         return ShimMessage(kind, number, name, _read_exactly(line, data_size))
     except UnicodeDecodeError as exc:
         raise SocketLostError("socket: a name is not UTF-8") from exc
@@ -145,20 +151,27 @@ class OwnerConnection:
         self._lock = threading.Lock()
 
     def tell_sites(self, names: Iterable[str]) -> None:
-        """Say which sites can be reached now; the owner asks no other, and takes those left out for gone."""
-        self._write_to_owner(ShimMessage(SITES, data="\n".join(sorted(names)).encode("utf-8")))
+        """Say which sites can be reached now; the owner asks no other, and takes those left out for gone.
+
+        A name that no site can have is left out: nodes choose theirs.
+        """
+        plain = sorted(name for name in names if len(name) <= _MAX_SITE_NAME and name.isascii() and name.isprintable())
+        self._write_to_owner(ShimMessage(SITES, data="\n".join(plain).encode("utf-8")))
 
     def next_frame(self, timeout_s: float) -> ShimMessage | None:
         """Return a frame (`data`) to deliver to the site `name`, or one of kind `END`; None where none came in time."""
         return read_message(self._line, timeout_s=timeout_s)
 
     def send_answer(self, number: int, site: str, frame: bytes) -> None:
-        """Hand in a site's answer to the frame of this number."""
+        """Hand in a site's answer to the frame of this number; one that no run takes is reported as lost."""
+        if len(frame) > MAX_BYTES:
+            self.report_loss(number, site, f"its answer has {len(frame)} bytes")
+            return
         self._write_to_owner(ShimMessage(ANSWER, number, site, frame))
 
     def report_loss(self, number: int, site: str, reason: str) -> None:
         """Say that no answer will come to the frame of this number."""
-        self._write_to_owner(ShimMessage(LOST, number, site, reason.encode("utf-8")[:1000]))
+        self._write_to_owner(ShimMessage(LOST, number, site, reason.encode("utf-8", "replace")[:1000]))
 
     def close(self) -> None:
         """Part from the owner; a thread that waits for a frame is woken, and the owner hears of it at once."""
@@ -175,18 +188,26 @@ def _check_head(head: bytes, max_bytes: int) -> tuple[int, int, int, int]:
     magic, kind, number, name_size, data_size = _HEAD.unpack(head)
     if magic != _MAGIC or kind not in (ORDER, ANSWER, LOST, SITES, END):
         raise SocketLostError("socket: received bytes are not a message; both ends need the same release")
-    if name_size > _MAX_NAME_BYTES or data_size > max_bytes:
+    bound = {ANSWER: MAX_BYTES, ORDER: max_bytes}.get(kind, _MAX_WORDS_BYTES)
+    if name_size > _MAX_NAME_BYTES or data_size > bound:
         raise SocketLostError(f"socket: a message has {data_size} bytes and a name of {name_size}, above the limits")
     return kind, number, name_size, data_size
 
 
 def _read_exactly(line: socket.socket, size: int) -> bytes:
     """Read so many bytes; memory is reserved only for bytes that have come, whatever length was announced."""
-    parts, remaining = [], size
-    while remaining:
-        part = line.recv(min(remaining, 2**20))
-        if not part:
+    return b"".join(_read_pieces(line, size))
+
+
+def _pass_over(line: socket.socket, size: int) -> None:
+    for _ in _read_pieces(line, size):
+        pass
+
+
+def _read_pieces(line: socket.socket, size: int) -> Iterator[bytes]:
+    while size:
+        piece = line.recv(min(size, _PIECE_BYTES))
+        if not piece:
             raise SocketLostError("socket: the other end disconnected")
-        parts.append(part)
-        remaining -= len(part)
-    return b"".join(parts)
+        yield piece
+        size -= len(piece)

@@ -26,6 +26,7 @@ from phalanx.federated.sealing import SealedPlace, seal_bytes
 from phalanx.federated.vectors import Shapes, flatten_tensors, norm_of, num_values, shapes_of
 from phalanx.security.aggregate import EnteredRounds, ExpectedRound, SumClient, SumRefusal
 from phalanx.security.crypto import Identity, digest_hex
+from phalanx.transport.tensors import UNREADABLE
 
 
 class SealingSite:
@@ -296,7 +297,7 @@ class Site:
     def _payload_tensors(self, payload: Payload) -> Named:
         try:
             tensors = load(bytes(payload))
-        except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
+        except UNREADABLE as exc:
             raise FrameError("weights: not in safetensors format") from exc
         due = dict(self._shapes)
         if self._terms.config.algorithm.kind == "scaffold":

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from pydantic import Field, ValidationError
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from phalanx.engine import Verdict
 from phalanx.errors import EvidenceError
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import PassedOnHeader
+from phalanx.transport.tensors import UNREADABLE
 
 MAX_RECORD_BYTES = 16 * 2**20
 MAX_TENSOR_BYTES = 256 * 2**30
@@ -190,7 +190,7 @@ def read_tensors(directory: Path, file: TensorFile) -> dict[str, Tensor]:
         )
     try:
         return load_file(path)
-    except (SafetensorError, ValueError, KeyError) as exc:
+    except UNREADABLE as exc:
         raise EvidenceError(f"{path}: not a safetensors file ({exc})") from exc
 
 

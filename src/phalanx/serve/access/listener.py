@@ -127,6 +127,10 @@ def make_server(app: App, listen: ListenConfig, bounds: RequestBounds, drain_s: 
         config.load()
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"listen: the certificate or its key cannot be used ({exc.strerror})") from exc
+    if config.ssl is not None and listen.client_authority is not None:
+        # a resumed session shows no certificate again, and each one gives a newer ticket: one that ended would count on
+        config.ssl.options |= ssl.OP_NO_TICKET
+        config.ssl.num_tickets = 0
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(_drop_messages)
     _allow_files(bounds)

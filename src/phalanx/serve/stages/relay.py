@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, float32
 
 from phalanx.config import canonical_json, printable_text
-from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, PhalanxError, TransportError
+from phalanx.errors import CertificateError, FrameError, PeerLostError, PeerRefusedError, PhalanxError, TransportError
 from phalanx.models import ModelSource, weights_digest
 from phalanx.rollouts.bundle import digest_of_answer
 from phalanx.serve.engine.attention import Segment
@@ -56,6 +56,7 @@ _LOOK_EVERY_S = 0.5
 _SPARE_FRAMES = 16
 _REPLAY_ROWS = 512
 _MAX_NEWS = 10_000
+_REVOCATIONS_EVERY_S = 1.0
 
 Tell = Callable[[str, Mapping[str, str | int]], None]
 """Takes the kind and the facts of an event for the log of requests."""
@@ -73,6 +74,7 @@ class StageRelay:
     Attributes:
         verdicts: Convictions in the order of their detection.
         departures: Every party that was taken out, with the cause.
+        read_revocations: Returns the parties whose certificates the owner has taken back; by default none.
 
     Guarantees:
         A party is convicted where `judge_stage_bundle` convicts it by the records that are written as evidence, and
@@ -92,6 +94,8 @@ class StageRelay:
     ) -> None:
         self._endpoint, self._config, self._source, self._examiner = endpoint, config, source, examiner
         self._draw, self._is_alive = ServedTextDraw(key, config.check_rate), is_alive
+        self.read_revocations: Callable[[], Collection[str]] = tuple
+        self._next_look = time.monotonic()
         self._stages: list[list[StageParty]] = []
         self._parties: dict[str, StageParty] = {}
         self._texts: dict[RowCache, ServedText] = {}
@@ -172,6 +176,7 @@ class StageRelay:
 
         Groups of texts follow one another, so that a stage computes one while the next stage computes the one before.
         """
+        self._apply_revocations()
         self._apply_verdicts()
         texts = [self._open_text(segment) for segment in segments]
         parts = [part.clone() for part in torch.split(hidden, [segment.length for segment in segments])]
@@ -460,6 +465,18 @@ class StageRelay:
                 "unchecked_texts": self._counts.num_unchecked(verdict.party),
             },
         )
+
+    def _apply_revocations(self) -> None:
+        """Find fault with revoked parties; where nobody knows who is, nothing is asked of anybody."""
+        if time.monotonic() < self._next_look:
+            return
+        try:
+            revoked = self._parties.keys() & set(self.read_revocations())
+        except CertificateError as exc:
+            raise StageLostError("the list of revocations cannot be read; ask again later") from exc
+        self._next_look = time.monotonic() + _REVOCATIONS_EVERY_S
+        for name in revoked:
+            self._note_fault(name, "revoked", "its certificate was revoked")
 
     def _apply_verdicts(self) -> None:
         """Take out the parties that a check has convicted since the last step, and shadows that are gone."""

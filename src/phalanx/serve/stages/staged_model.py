@@ -16,7 +16,7 @@ from phalanx.errors import ConfigError, ModelError, PhalanxError
 from phalanx.models import ModelSource
 from phalanx.models.directory import read_config
 from phalanx.rollouts.evidence import EvidenceDirectory
-from phalanx.security.crypto import load_identity
+from phalanx.security.crypto import RevokedParties, load_identity
 from phalanx.serve.engine import EngineSettings, HostedModel
 from phalanx.serve.engine.row_cache import RowCache
 from phalanx.serve.place import check_place, checkpoint_place, is_run
@@ -145,11 +145,15 @@ def open_staged_model(
         announce: Told the address at which parties are awaited.
 
     Raises:
-        ConfigError: It has fewer layers than stages, or a party was convicted before.
+        ConfigError: It has fewer layers than stages, or a party was convicted before, or revoked.
         PeerLostError: A party did not come, refuses, or has not loaded its stage in time.
     """
     check_convictions(home / EVIDENCE_FOLDER, config.parties)
     identity = load_identity(Path(config.identity))
+    # where the owner's directory is beside its authority's list, as `phalanx pki` and `phalanx invite` make both
+    revoked = RevokedParties(Path(config.identity).resolve().parent).read_revocations
+    if parties := sorted(revoked().keys() & set(config.parties)):
+        raise ConfigError(f"stages: the certificate of {', '.join(parties)} was revoked; take it out of holders")
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(_model_directory(where))
         check_stageable(directory, engine)
@@ -179,6 +183,7 @@ def open_staged_model(
         examiner = StageExaminer(desk, source, config.kept_stages)
         is_alive = (lambda party: True) if processes is None else processes.is_running
         relay = StageRelay(joined.endpoint, config, source, examiner, secrets.token_bytes(32), is_alive)
+        relay.read_revocations = revoked
         stack.callback(relay.close)
         relay.load_stages(layers, engine.max_rows + 1, engine.max_cache_tokens + text_model.context_length)
         yield StagedModel(name, text_model, int(time.time()), relay=relay, remote=remote)

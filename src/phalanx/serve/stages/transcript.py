@@ -14,13 +14,14 @@ from phalanx.serve.engine import EngineBusyError
 from phalanx.serve.stages.messages import StageOffer, first_link
 from phalanx.transport import CheckedFrame, SignedHeader
 
-DepartureCause = Literal["refused", "silent", "lost", "frames", "convicted"]
+DepartureCause = Literal["refused", "silent", "lost", "frames", "revoked", "convicted"]
 """Why a party is taken out; it is guilty of something only where it is convicted.
 
 - refused: it says that it does not answer
 - silent: no answer in time
 - lost: its link or its process ended
 - frames: malformed frames, or far more frames than steps
+- revoked: the owner has taken its certificate back
 - convicted: the judge found it guilty
 """
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 
-from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, float32
 
@@ -28,7 +27,7 @@ from phalanx.serve.stages.messages import (
     states_digest,
 )
 from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner, parse_body
-from phalanx.transport.tensors import tensor_buffers, tensor_from
+from phalanx.transport.tensors import UNREADABLE, tensor_buffers, tensor_from
 
 Reply = tuple[StageAnswer, bytes]
 
@@ -210,7 +209,7 @@ class StageService:
             return
         try:
             weights = load(bytes(self._file))
-        except (SafetensorError, ValueError, KeyError) as exc:
+        except UNREADABLE as exc:
             raise ModelError(f"the weights that came are malformed ({exc})") from exc
         self._offer, self._file = None, bytearray()
         self._holder.load_stage(offer, weights)

@@ -218,11 +218,7 @@ class EnclaveServer:
     def _queue_upload(self, sender: str, message: say.Upload, item: CheckedFrame) -> None:
         if sender not in self._waiting:
             raise PeerRefusedError(f"{sender}: is not a client")
-        if self._keeper.has_kept and not self._is_current:
-            raise RollbackError(
-                "the enclave has a saved state of this run but got none; --resume from the newest checkpoint, or, "
-                "to start again, change the run file or give the enclave another directory"
-            )
+        self._check_current()
         self._handshakes.check_client(sender)
         if self._turns is not None:
             self._turns.check_turn(sender, message.what)
@@ -383,7 +379,16 @@ class EnclaveServer:
         self._enclave.restart_step()
         self._post_message(sender, say.RestoreReply(step=self._trainer.num_steps))
 
+    def _check_current(self) -> None:
+        """Return where nothing begins anew beside a state that is kept: neither training nor counts of releases."""
+        if self._keeper.has_kept and not self._is_current:
+            raise RollbackError(
+                "the enclave has a saved state of this run but got none; --resume from the newest checkpoint, or, "
+                "to start again, change the run file or give the enclave another directory"
+            )
+
     def _send_sealed_state(self, sender: str, message: say.StateRequest, item: CheckedFrame) -> None:
+        self._check_current()
         released, books = self._releasing.release_state()
         state, step = self._trainer.state_tensors(), self._trainer.num_steps
         # as they are once the state is agreed on
@@ -393,6 +398,8 @@ class EnclaveServer:
         self._post_message(sender, say.SealedState(step=step, number=number), blob)
 
     def _settle_state(self, sender: str, message: say.SettleRequest, item: CheckedFrame) -> None:
+        # a number that was settled long ago is no state to go on from
+        self._check_current()
         self._keeper.settle_state(message.number)
         self._is_current = True
         self._post_message(sender, say.SettleReply())
