@@ -5,6 +5,7 @@ from typing import Any
 
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.parallel import ParallelConfig
+from phalanx.parallel.config import OF_SHARED_GRADIENTS
 from phalanx.pipeline import PipelineConfig
 from phalanx.train import DomainRun, PipelineRun
 
@@ -74,7 +75,7 @@ SHIFTS: tuple[InterleavedLayouts, ...] = (
         name="pipeline",
     ),
     InterleavedLayouts(
-        ({"pp": 2, "schedule": "interleaved"}, {"pp": 2, "schedule": "zero-bubble"}),
+        tuple({"pp": 2, "schedule": name} for name in ("interleaved", "zero-bubble", "interleaved-zero-bubble")),
         ("torch pipelining, 1F1B",),
         name="pipeline with less bubble",
     ),
@@ -94,6 +95,14 @@ SHIFTS: tuple[InterleavedLayouts, ...] = (
         ("torch DDP",),
         lossy=True,
         name="compressed gradients",
+    ),
+    InterleavedLayouts(
+        (
+            {"dp": 2, "zero": 3},
+            *({"dp": 2, "zero": 3, "gradient_compression": name} for name in OF_SHARED_GRADIENTS),
+        ),
+        lossy=True,
+        name="rounded parameters",
     ),
 )
 
