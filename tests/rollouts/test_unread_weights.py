@@ -24,7 +24,7 @@ SETTINGS = [GrpoSettings(group=6), DrGrpoSettings(kind="dr_grpo", group=6), Rloo
 
 
 class OneForgedText(RolloutWriter):
-    """An honest worker but for the first text of each answer, of whose tokens all differ, which earns more."""
+    """An honest worker but for the first text of each answer, which has the tokens that earn most."""
 
     def write_answers(self, request):
         ((answer, payload),) = super().write_answers(request)
@@ -34,7 +34,8 @@ class OneForgedText(RolloutWriter):
 
 
 def reward_of(rollout):
-    return len(set(rollout.ids)) / len(rollout.ids)
+    """The share of low tokens: a quarter of an honest text, nearly all of the forged one."""
+    return sum(token < 60 for token in rollout.ids) / len(rollout.ids)
 
 
 @pytest.fixture(scope="module")
