@@ -20,7 +20,7 @@ def quantize_blocks(values: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Round numbers to int8, each block by a scale of its own.
 
     Args:
-        size: Numbers of a block.
+        size: How many numbers share one scale; the last block is filled up with zeros.
 
     Returns:
         int8 ``[blocks, size]``, zeros behind the last number; float32 ``[blocks, 1]``, the value of a unit in a block.
