@@ -19,7 +19,6 @@ ROW = {
     "ranks",
     "max_rel_loss_diff",
     "lossy",
-    "loss_last",
     "sent_bytes_per_step",
     "tokens_per_s",
     "over_alone",

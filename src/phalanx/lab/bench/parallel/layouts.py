@@ -5,7 +5,6 @@ from typing import Any
 
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.parallel import ParallelConfig
-from phalanx.parallel.config import OF_SHARED_GRADIENTS
 from phalanx.pipeline import PipelineConfig
 from phalanx.train import DomainRun, PipelineRun
 
@@ -95,14 +94,6 @@ SHIFTS: tuple[InterleavedLayouts, ...] = (
         ("torch DDP",),
         lossy=True,
         name="compressed gradients",
-    ),
-    InterleavedLayouts(
-        (
-            {"dp": 2, "zero": 3},
-            *({"dp": 2, "zero": 3, "gradient_compression": name} for name in OF_SHARED_GRADIENTS),
-        ),
-        lossy=True,
-        name="rounded parameters",
     ),
 )
 

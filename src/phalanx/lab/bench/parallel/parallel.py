@@ -1,6 +1,5 @@
 """``phalanx bench parallel``: layouts of a few ranks beside one plain process, peers and the planner, in one run."""
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,7 +30,6 @@ PRELOADED = (
 )
 _TURN_STEPS, _ALONE_STEPS = 4, 1
 _QUICK_STEPS = 8
-_LAST_LOSSES = 4
 
 Row = dict[str, Any]
 
@@ -183,8 +181,7 @@ class _ParallelBench:
             "layout": layout_name(one.spec.config),
             "ranks": one.spec.config.num_ranks,
             "max_rel_loss_diff": _max_difference(one.losses, reference) if ran else None,
-            "lossy": one.spec.config.gradient_compression != "none" and is_engine,
-            "loss_last": statistics.fmean(one.losses[-_LAST_LOSSES:]) if ran else None,
+            "lossy": shift.lossy and is_engine,
             "sent_bytes_per_step": one.sent_bytes_per_step() if ran else None,
             "tokens_per_s": self._tokens_per_step / one.step_s() if ran else None,
             "over_alone": one.faster_than(alone) if ran else None,
