@@ -1,9 +1,7 @@
 """Ways to train one model on the same batches: the engine, one plain process, and its peers."""
 
-import contextlib
 from collections.abc import Callable
-from math import prod
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +9,6 @@ from torch import distributed as dist
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from phalanx.config import digest_config
 from phalanx.data import Batch
 from phalanx.lab.bench.measure.plain import PlainTrainer, adamw_options, decay_groups, load_peer_model
 from phalanx.lab.bench.parallel.peer_frameworks import AccelerateDdp, AccelerateFsdp, DeepSpeed
@@ -22,12 +19,9 @@ from phalanx.lab.bench.parallel.peers import (
     TorchFsdp,
     TorchZero1,
 )
-from phalanx.models import trained_shapes
 from phalanx.objectives import IGNORE, causal_lm_loss
 from phalanx.optimizers import learning_rate
-from phalanx.parallel import ParallelConfig, RankTrainer
-from phalanx.parallel.deepspeed import DeepSpeedConfig, check_machine, opened_member
-from phalanx.parallel.deepspeed.config import ALL_IS_SHARED
+from phalanx.parallel import RankTrainer
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.train import step_inputs
@@ -149,44 +143,6 @@ class EngineArm:
         return self._member.timer.take_wall()
 
 
-class DeepSpeedSectionArm:
-    """A rank of a run with a section ``[deepspeed]``: the same calls, with DeepSpeed's ZeRO behind them.
-
-    Args:
-        home: Where a rank's share of everything lies: "none" is the device.
-    """
-
-    def __init__(self, setting: RankSetup, *, zero: Literal[1, 2, 3], home: Literal["none", "cpu", "nvme"]) -> None:
-        self._kept = contextlib.ExitStack()
-        # the bench's own directory, which it removes
-        meeting = setting.place.rendezvous
-        folder = str(meeting.parent) if home == "nvme" and meeting is not None else None
-        config = DeepSpeedConfig(
-            zero=zero,
-            offload_optimizer=home,
-            offload_parameters=home if zero == ALL_IS_SHARED else "none",
-            directory=folder,
-        )
-        parallel = ParallelConfig(dp=setting.run.parallel.dp)
-        sizes = [prod(shape) for shape in trained_shapes(setting.source.hub_config, None).values()]
-        if setting.place.rank == 0:
-            check_machine(config, sizes, parallel.dp, parallel.dp, "cpu", build=True)
-        dist.barrier()
-        domain = open_domain(parallel, own_device("cpu", setting.place))
-        recipe = recipe_of(setting.run, parallel, setting.source)
-        self._member = self._kept.enter_context(
-            opened_member(config, recipe, setting.source, domain, setting.place, digest_config(setting.run))
-        )
-
-    def step_batch(self, step: int, batch: Batch) -> float:
-        """Make one step."""
-        return self._member.train_step(step, batch.input_ids, batch.labels).loss
-
-    def take_phases(self) -> dict[str, float]:
-        """Seconds by phase."""
-        return self._member.timer.take_wall()
-
-
 class AloneArm:
     """The un-sliced transformers model in one process, with torch's own optimizer."""
 
@@ -216,10 +172,5 @@ PEERS: dict[str, Callable[[RankSetup], RankArm]] = {
     "DeepSpeed ZeRO 1": lambda setting: DeepSpeed(setting, stage=1),
     "DeepSpeed ZeRO 2": lambda setting: DeepSpeed(setting, stage=2),
     "DeepSpeed ZeRO 3": lambda setting: DeepSpeed(setting, stage=3),
-    "[deepspeed] ZeRO 1": lambda setting: DeepSpeedSectionArm(setting, zero=1, home="none"),
-    "[deepspeed] ZeRO 2": lambda setting: DeepSpeedSectionArm(setting, zero=2, home="none"),
-    "[deepspeed] ZeRO 3": lambda setting: DeepSpeedSectionArm(setting, zero=3, home="none"),
-    "[deepspeed] ZeRO 3, in the host's memory": lambda setting: DeepSpeedSectionArm(setting, zero=3, home="cpu"),
-    "[deepspeed] ZeRO 3, in files": lambda setting: DeepSpeedSectionArm(setting, zero=3, home="nvme"),
 }
 ARMS: dict[str, Callable[[RankSetup], RankArm]] = {ENGINE: EngineArm, ALONE: AloneArm, **PEERS}

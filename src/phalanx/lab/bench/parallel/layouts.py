@@ -56,17 +56,6 @@ SHIFTS: tuple[InterleavedLayouts, ...] = (
     InterleavedLayouts(
         ({"dp": 2, "zero": 3},), ("torch FSDP2", "accelerate FSDP2", "DeepSpeed ZeRO 3"), name="parameters shared"
     ),
-    InterleavedLayouts(
-        ({"dp": 2, "zero": 3, "offload": True},),
-        (
-            "[deepspeed] ZeRO 1",
-            "[deepspeed] ZeRO 2",
-            "[deepspeed] ZeRO 3",
-            "[deepspeed] ZeRO 3, in the host's memory",
-            "[deepspeed] ZeRO 3, in files",
-        ),
-        name="offloaded",
-    ),
     InterleavedLayouts(({"tp": 2}, {"tp": 2, "sequence_parallel": True}), no_peer=NO_TENSOR_PEER, name="tensor"),
     InterleavedLayouts(
         ({"pp": 2, "schedule": "1f1b"}, {"pp": 2, "schedule": "gpipe"}),
