@@ -144,6 +144,29 @@ def test_advantages_within_a_group():
     assert not any(found[1].any() for found in (plain, scaled, others))
 
 
+ADVANTAGES_OF_GROUPS = [
+    lambda rewards, weights: group_advantages(rewards, weights, scaled=False),
+    lambda rewards, weights: group_advantages(rewards, weights, scaled=True),
+    leave_one_out_advantages,
+]
+
+
+@pytest.mark.parametrize("advantages", ADVANTAGES_OF_GROUPS)
+def test_weighted_advantages_are_those_of_the_answers_that_have_weight(advantages):
+    rewards = torch.tensor([[0.0, 5.0, 1.0, -9.0], [2.0, 3.0, 1.0, 3.0]], dtype=torch.float64)
+
+    whole = advantages(rewards, torch.ones(2, 4, dtype=torch.float64))
+    without = advantages(rewards, torch.tensor([[1.0, 0.0, 1.0, 0.0]] * 2, dtype=torch.float64))
+    alone = advantages(rewards, torch.tensor([[0.0, 0.0, 0.5, 0.0]] * 2, dtype=torch.float64))
+    faint = advantages(rewards, torch.tensor([[1.0, 1e-4, 1.0, 1e-4]] * 2, dtype=torch.float64))
+
+    torch.testing.assert_close(whole, advantages(rewards, None))
+    torch.testing.assert_close(without[:, ::2], advantages(rewards[:, ::2].contiguous(), None))
+    # one answer has nothing to be compared with
+    assert not alone[:, 2].any()
+    assert (faint[:, ::2] - without[:, ::2]).abs().max() < 0.2
+
+
 @pytest.mark.parametrize("rewards", [torch.ones(3, 1), torch.ones(4), torch.tensor([[1.0, float("nan")]])])
 def test_a_group_without_a_mean_is_refused(rewards):
     with pytest.raises(DataError, match=r"advantages: "):

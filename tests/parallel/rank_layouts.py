@@ -222,7 +222,7 @@ _QUICK = [
     Case({"tp": 2, "pp": 2}, "adamw", loads="half"),
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes", allowed=1e-2),
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes", allowed=1e-2),
-    sgd(dp=2, pp=2, schedule="zero-bubble"),
+    sgd(dp=2, pp=2, schedule="interleaved-zero-bubble"),
     sgd(pp=2, schedule="interleaved"),
     adapter("llama", kind="dora", tp=2, pp=2),
     sgd("balanced", dp=2, zero=3),
@@ -237,6 +237,9 @@ _SECOND = [
     Case({"dp": 2, "pp": 2, "zero": 1}, "adamw", "t5", attends="prefix"),
     Case({"dp": 2, "zero": 3}, "adamw", "qwen3_moe"),
     sgd("falcon", pp=2),
+    sgd(dp=2, pp=2, schedule="zero-bubble"),
+    Case({"dp": 2, "zero": 3, "gradient_compression": "int8"}, "adamw", saves="rounded", allowed=1e-2),
+    Case({"dp": 2, "zero": 3, "gradient_compression": "int8"}, "adamw", loads="rounded", allowed=1e-2),
 ]
 
 
@@ -262,6 +265,9 @@ SLOW = [
     Case({"dp": 2, "gradient_compression": "fp16"}, "adamw", allowed=1e-3),
     Case({"dp": 2, "zero": 1, "gradient_compression": "bf16"}, "adamw", allowed=5e-3),
     Case({"dp": 2, "gradient_compression": "powersgd"}, "adamw", allowed=5e-2),
+    Case({"dp": 2, "zero": 2, "gradient_compression": "int8_gathers"}, "adamw", "llama", allowed=1e-2),
+    Case({"dp": 2, "pp": 2, "zero": 3, "gradient_compression": "int8"}, "adamw", allowed=1e-2),
+    Case({"dp": 4, "zero": 3, "replicas": 2, "gradient_compression": "int8"}, "adamw", microbatches=2, allowed=1e-2),
     sgd(),
     adamw(dp=2),
     adamw(dp=2, zero=2),
@@ -291,6 +297,9 @@ SLOW = [
     sgd(cp=4),
     sgd(tp=4),
     sgd("opt", pp=2, schedule="zero-bubble", activation_checkpointing="full"),
+    sgd("llama", pp=2, schedule="interleaved-zero-bubble", activation_checkpointing="full"),
+    sgd("opt", dp=2, pp=2, zero=2, schedule="interleaved-zero-bubble"),
+    sgd("llama", tp=2, pp=2, schedule="interleaved-zero-bubble"),
     Case({"dp": 2, "pp": 2, "schedule": "zero-bubble"}, attends="documents"),
     Case({"pp": 2, "cp": 2, "schedule": "interleaved"}, family="llama", attends="documents", attention="eager"),
     Case({"dp": 2, "zero": 1}, "adamw", attends="documents"),
@@ -359,6 +368,7 @@ SLOW = [
             {"dp": 2, "zero": 2},
             {"dp": 2, "zero": 3, "activation_checkpointing": "full"},
             {"dp": 2, "pp": 2, "zero": 3},
+            {"dp": 2, "zero": 3, "gradient_compression": "int8"},
         )
     ),
 ]

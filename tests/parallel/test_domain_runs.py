@@ -174,6 +174,7 @@ def test_a_layout_that_cannot_work_is_refused_before_a_process_starts(
         ("[parallel]\ndp = 2\n[guard]\naudit_rate = 1.0\n", "exclude each other"),
         ("[parallel]\nzero = 1\n", "there is one"),
         ("[parallel]\ndp = 2\nzero = 2\ngradient_compression = 'fp16'\n", "all-reduce"),
+        ("[parallel]\ndp = 2\nzero = 1\ngradient_compression = 'int8_gathers'\n", "share, with zero = 2 or 3, found 1"),
         ("[parallel]\ndp = 2\noffload = true\n", "zero = 2 or 3"),
         ("[parallel]\nsequence_parallel = true\n", "tensor parallel"),
         ("[parallel]\ndp = 2\npp = 2\nzero = 3\nschedule = 'zero-bubble'\n", "would lose gradients.*take zero = 2"),

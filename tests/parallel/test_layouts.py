@@ -142,6 +142,13 @@ def test_islands_go_on_from_what_was_saved_bit_for_bit(second):
 
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENT_S)
+@pytest.mark.xdist_group("second layouts")
+def test_copies_that_exchange_bytes_go_on_from_what_was_saved_bit_for_bit(second):
+    check_goes_on(second, SECOND, "rounded")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENT_S)
 @pytest.mark.xdist_group("compiled layouts")
 @pytest.mark.parametrize("case", COMPILED, ids=[case.name for case in COMPILED])
 def test_compiled_blocks_give_the_curve_of_one_process(compiled, case):

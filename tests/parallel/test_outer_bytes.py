@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from phalanx.parallel import RankEnv, fallback_key, join_ranks
 from phalanx.parallel.config import OuterConfig
-from phalanx.parallel.data.diloco import OuterStep, dequantize_blocks, quantize_blocks
+from phalanx.parallel.data.diloco import OuterStep
 from phalanx.parallel.data.parameters import RankParameter
+from phalanx.parallel.groups.int8_blocks import dequantize_blocks, quantize_blocks
 
 
 @settings(max_examples=25, deadline=None)
@@ -16,7 +17,7 @@ from phalanx.parallel.data.parameters import RankParameter
 def test_no_number_is_off_by_more_than_half_a_unit_of_its_block(number, seed, size):
     values = size * torch.randn(number, generator=torch.Generator().manual_seed(seed))
 
-    sent, scales = quantize_blocks(values)
+    sent, scales = quantize_blocks(values, 1024)
 
     assert sent.dtype == torch.int8
     units = scales.expand(-1, 1024).reshape(-1)[:number]
@@ -26,7 +27,7 @@ def test_no_number_is_off_by_more_than_half_a_unit_of_its_block(number, seed, si
 def test_a_block_of_small_numbers_is_not_rounded_by_a_large_one_elsewhere():
     values = torch.cat([torch.full((1024,), 1e-3), torch.full((1024,), 1e3)])
 
-    sent, scales = quantize_blocks(values)
+    sent, scales = quantize_blocks(values, 1024)
 
     assert torch.allclose(dequantize_blocks(sent, scales, values), values, rtol=1e-6)
 
@@ -35,7 +36,7 @@ def test_what_rounding_loses_is_sent_in_the_end():
     wanted, residual, received = torch.linspace(-1.0, 1.0, 50), torch.zeros(50), torch.zeros(50)
 
     for _ in range(100):
-        sent, scales = quantize_blocks(wanted + residual)
+        sent, scales = quantize_blocks(wanted + residual, 1024)
         came = dequantize_blocks(sent, scales, wanted)
         residual = wanted + residual - came
         received += came

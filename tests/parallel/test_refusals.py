@@ -36,6 +36,10 @@ def check(family="gpt2", load=None, **parallel):
             ({**cut, "load": {"num_prompt_tokens": 3}}, 'kind = "prompt_encoder" join the embedding.*take kind = "ptu')
             for cut in ({"tp": 2}, {"pp": 2}, {"cp": 2})
         ),
+        (
+            {"dp": 2, "zero": 3, "gradient_compression": "int8_gathers", "load": {"device": "cuda"}},
+            "on CPUs alone, and the device is cuda",
+        ),
         ({"family": "t5", "dp": 2, "zero": 2}, "all blocks of t5 read what its first one learns"),
         ({"family": "t5", "tp": 2}, "nearest that works is "),
         ({"family": "balanced", "dp": 2, "compile": True}, "losses of routers are read between the parts of a block"),

@@ -37,6 +37,7 @@ WORKING = Recipe(sequences=16, sequence_length=64, microbatches=4)
         Layout(dp=2, tp=2, pp=2, cp=2, zero=2),
         Layout(tp=2, pp=4, schedule="zero-bubble"),
         Layout(dp=2, pp=2, zero=2, schedule="zero-bubble"),
+        Layout(dp=2, pp=4, zero=2, schedule="interleaved-zero-bubble"),
     ],
 )
 def test_a_layout_that_works_has_no_reason_against_it(layout: Layout) -> None:
@@ -66,6 +67,8 @@ def test_a_layout_that_works_has_no_reason_against_it(layout: Layout) -> None:
         (Layout(pp=4, schedule="zero-bubble"), {"microbatches": 2}, "schedule=zero-bubble needs at least pp=4"),
         (Layout(pp=3, schedule="interleaved"), {}, "schedule=interleaved needs a multiple of pp=3 microbatches"),
         (Layout(pp=2, schedule="interleaved", chunks=1), {}, "interleaved with one stage a rank is 1f1b"),
+        (Layout(pp=2, schedule="interleaved-zero-bubble", chunks=1), {}, "bubble with one stage a rank is zero-bubble"),
+        (Layout(dp=2, pp=2, zero=3, schedule="interleaved-zero-bubble"), {}, "interleaved-zero-bubble with zero=3"),
     ],
 )
 def test_a_layout_that_cannot_work_is_refused_with_its_figures(

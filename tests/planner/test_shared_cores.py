@@ -12,9 +12,9 @@ from phalanx.planner.cost.schedule import StageTimes, simulate_step
 from phalanx.planner.cost.step import play_sharing, play_timeline, step_time
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
-from phalanx.planner.schedules import rank_orders
+from phalanx.planner.schedules import SCHEDULES, rank_orders
 
-SCHEDULES = st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"])
+NAMES = st.sampled_from(sorted(SCHEDULES))
 SECONDS = st.floats(0.01, 2.0)
 
 
@@ -23,11 +23,11 @@ def given_times(data: st.DataObject, stages: int) -> list[StageTimes]:
 
 
 @settings(deadline=None)
-@given(data=st.data(), schedule=SCHEDULES, ranks=st.integers(1, 4), rounds=st.integers(1, 3), latency=st.floats(0, 0.5))
+@given(data=st.data(), schedule=NAMES, ranks=st.integers(1, 4), rounds=st.integers(1, 3), latency=st.floats(0, 0.5))
 def test_with_a_core_each_nothing_is_shared(
     data: st.DataObject, schedule: str, ranks: int, rounds: int, latency: float
 ) -> None:
-    chunks = 2 if schedule == "interleaved" else 1
+    chunks = SCHEDULES[schedule].chunks
     times, microbatches = given_times(data, ranks * chunks), rounds * ranks
 
     shared = play_sharing(rank_orders(schedule, ranks, microbatches, chunks), times, ranks, latency)
@@ -36,11 +36,11 @@ def test_with_a_core_each_nothing_is_shared(
 
 
 @settings(deadline=None)
-@given(data=st.data(), schedule=SCHEDULES, ranks=st.integers(1, 4), rounds=st.integers(1, 3))
+@given(data=st.data(), schedule=NAMES, ranks=st.integers(1, 4), rounds=st.integers(1, 3))
 def test_one_core_is_never_idle_and_does_all_the_work(
     data: st.DataObject, schedule: str, ranks: int, rounds: int
 ) -> None:
-    chunks = 2 if schedule == "interleaved" else 1
+    chunks = SCHEDULES[schedule].chunks
     times, microbatches = given_times(data, ranks * chunks), rounds * ranks
 
     shared = play_sharing(rank_orders(schedule, ranks, microbatches, chunks), times, 1.0)

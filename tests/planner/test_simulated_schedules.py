@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.planner.cost.schedule import StageTimes, bubble_formula, play_orders, simulate_step
-from phalanx.planner.schedules import Work, max_in_flight, rank_orders
+from phalanx.planner.schedules import SCHEDULES, Work, max_in_flight, rank_orders
 
 EQUAL = StageTimes(forward=1.0, inputs=1.0, weights=1.0)
 SIZES = st.integers(1, 8)
@@ -43,21 +43,40 @@ def test_zero_bubble_waits_a_third_as_long_as_1f1b_and_holds_no_more(ranks: int,
 
 
 @settings(deadline=None)
+@given(ranks=st.integers(2, 6), rounds=st.integers(1, 4), chunks=st.integers(2, 3))
+def test_interleaved_zero_bubble_waits_a_third_as_long_as_interleaved_and_holds_what_1f1b_does(
+    ranks: int, rounds: int, chunks: int
+) -> None:
+    microbatches, times = rounds * ranks, [EQUAL] * (ranks * chunks)
+    works = 3.0 * microbatches * chunks
+
+    waited, usual = (
+        simulate_step(name, ranks, microbatches, times).length_s - works
+        for name in ("interleaved-zero-bubble", "interleaved")
+    )
+
+    assert waited == pytest.approx(usual / 3)
+    # each is a part of a microbatch's layers
+    orders = rank_orders("interleaved-zero-bubble", ranks, microbatches, chunks)
+    assert all(max_in_flight(order) <= ranks * chunks for order in orders)
+
+
+@settings(deadline=None)
 @given(
     ranks=st.integers(1, 5),
     rounds=st.integers(1, 3),
-    schedule=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
     send=st.floats(0, 2),
 )
 def test_every_piece_of_work_is_done_once_and_in_an_order_that_is_possible(
     ranks: int, rounds: int, schedule: str, send: float
 ) -> None:
-    chunks = 2 if schedule == "interleaved" else 1
+    chunks = SCHEDULES[schedule].chunks
     stages, microbatches = ranks * chunks, rounds * ranks
     timeline = simulate_step(schedule, ranks, microbatches, [EQUAL] * stages, send)
 
     ends = {slot.work: slot.end for slot in timeline.slots}
-    assert len(ends) == len(timeline.slots) == stages * microbatches * (3 if schedule == "zero-bubble" else 2)
+    assert len(ends) == len(timeline.slots) == stages * microbatches * (3 if SCHEDULES[schedule].splits_backward else 2)
     for slot in timeline.slots:
         assert slot.rank == slot.work.stage % ranks
         if slot.work.kind == "forward" and slot.work.stage:

@@ -86,7 +86,7 @@ def test_the_last_stage_of_1f1b_alternates():
     assert order_of("1f1b", 2, 3, 2) == (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1))
 
 
-@pytest.mark.parametrize("name", ["interleaved", "zero-bubble"])
+@pytest.mark.parametrize("name", ["interleaved", "zero-bubble", "interleaved-zero-bubble"])
 def test_a_schedule_of_several_stages_a_rank_or_of_backwards_in_parts_is_none_for_verified_stages(name):
     assert name not in verifiable_schedules()
     with pytest.raises(ConfigError, match="whole stages and whole backwards"):

@@ -1,7 +1,9 @@
 """Sampled texts as batches and as states: each number beside its token, and nothing malformed is gone on from."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from phalanx.config import config_of
 from phalanx.engine import GuardReport, StepResult
 from phalanx.errors import CheckpointError, ConfigError, StaleRolloutsError
 from phalanx.objectives import IGNORE
+from phalanx.rollouts import Rollout
 from phalanx.train import RUN_TYPES
 from phalanx.train.batches.rollouts import LearnedRow, RolloutLoader, batch_of, check_fresh
 
@@ -29,6 +32,9 @@ def test_every_number_stands_at_the_place_that_predicts_its_token():
 
 def test_a_row_that_was_saved_is_the_same_row():
     assert [LearnedRow.from_json(row.to_json()) for row in ROWS] == ROWS
+
+
+UNREAD = {"workers": 1, "check": {"unread_weight": 0.5}}
 
 
 def run_of(**sections):
@@ -81,12 +87,34 @@ def test_a_malformed_state_is_refused(change):
             {"parallel": {"cp": 2}, "train": {"objective": {"kind": "rloo", "group": 4, "max_new_tokens": 4}}},
             'parallel.cp = 2 divides rows, but train.objective = "rloo" needs whole rows',
         ),
+        (
+            {"rollouts": UNREAD, "train": {"objective": {"kind": "ppo", "group": 4}}},
+            'unread_weight: the critic of train.objective = "ppo" learns from every text alike; set it to 1.0',
+        ),
+        (
+            {"rollouts": UNREAD, "train": {"objective": {"kind": "grpo", "group": 4, "kl": 0.1}}},
+            'unread_weight: train.objective.kl = 0.1 is a loss of its own in "grpo"',
+        ),
+        ({"rollouts": {**UNREAD, "check": {"rate": 0.0, "unread_weight": 0.5}}}, "and rate = 0 reads none"),
         ({"guard": {"commit_lag": 1}}, "guard.commit_lag = 1: texts are generated with verified weights only"),
     ],
 )
 def test_what_does_not_go_with_rollouts_is_refused_by_name(sections, said):
     with pytest.raises(ConfigError, match=said):
         run_of(**sections)
+
+
+def test_texts_keep_their_weight_on_the_way_to_what_is_learned():
+    texts = [
+        Rollout(0, n, (1,), (2, 3), "length", np.zeros(2, np.float32), np.zeros((1, 8), np.float32), weight=weight)
+        for n, weight in enumerate((1.0, 0.25, 1.0, 1.0))
+    ]
+    whole = [replace(text, weight=1.0) for text in texts]
+
+    weighed, usual = (loader()._make_drawn_texts(each, [0.0, 1.0, 0.0, 0.0]) for each in (texts, whole))
+
+    assert weighed.weights.tolist() == [1.0, 0.25, 1.0, 1.0]
+    assert usual.weights is None
 
 
 def test_a_step_after_undone_ones_is_not_kept():

@@ -16,25 +16,54 @@ _MIN_SPREAD = 1e-4
 """Is added to the standard deviation, as TRL does: a group of equal rewards then has advantages of 0."""
 
 
-def group_advantages(rewards: Float[Tensor, "prompts group"], *, scaled: bool) -> Float[Tensor, "prompts group"]:
+def group_advantages(
+    rewards: Float[Tensor, "prompts group"], weights: Float[Tensor, "prompts group"] | None = None, *, scaled: bool
+) -> Float[Tensor, "prompts group"]:
     """Rewards less the mean of their group.
 
     Args:
+        weights: Weight of each answer in mean and deviation, from 0 to 1; None is 1 of all.
         scaled: Whether they are then divided by the group's standard deviation, as GRPO does and Dr. GRPO does not.
+
+    Returns:
+        With weights, 0 in a group in which fewer than two answers have any.
 
     Source: Shao et al. 2024, section 4.1.2; Liu et al. 2025, section 3.
     """
     _check_rewards(rewards)
+    if weights is not None:
+        return _weighted_group_advantages(rewards, weights, scaled=scaled)
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     return centred / (rewards.std(dim=1, keepdim=True) + _MIN_SPREAD) if scaled else centred
 
 
-def leave_one_out_advantages(rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+def _weighted_group_advantages(rewards: Tensor, weights: Tensor, *, scaled: bool) -> Tensor:
+    total = weights.sum(dim=1, keepdim=True)
+    mean = (weights * rewards).sum(dim=1, keepdim=True) / total.clamp(min=_MIN_SPREAD)
+    # of n answers of weight 1, n - 1
+    freedom = total - weights.square().sum(dim=1, keepdim=True) / total.clamp(min=_MIN_SPREAD)
+    has_several = (weights > 0).sum(dim=1, keepdim=True) >= _FEWEST
+    centred = (rewards - mean) * has_several
+    if not scaled:
+        return centred
+    variance = (weights * centred.square()).sum(dim=1, keepdim=True) / freedom.clamp(min=_MIN_SPREAD)
+    return centred / (variance.sqrt() + _MIN_SPREAD)
+
+
+def leave_one_out_advantages(
+    rewards: Float[Tensor, "prompts group"], weights: Float[Tensor, "prompts group"] | None = None
+) -> Float[Tensor, "prompts group"]:
     """Return each reward less the mean of the others of its group; arguments and errors as in `group_advantages`.
+
+    With weights it is 0 where no other answer has any.
 
     Source: Ahmadian et al. 2024, section 3.3.
     """
     _check_rewards(rewards)
+    if weights is not None:
+        rest = weights.sum(dim=1, keepdim=True) - weights
+        mean = ((weights * rewards).sum(dim=1, keepdim=True) - weights * rewards) / rest.clamp(min=_MIN_SPREAD)
+        return (rewards - mean) * (rest > _MIN_SPREAD)
     others = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
     return rewards - others
 

@@ -43,6 +43,7 @@ class DrawnTexts:
         kl: Weight of the divergence from it.
         values: Expectation of the sampling policy before each token, of the rewards from there on; None where it has no
             critic.
+        weights: Weight of each text, from 0 to 1, float64 ``[texts]``; None is 1 of all.
     """
 
     rewards: Float[Tensor, " texts"]
@@ -51,6 +52,7 @@ class DrawnTexts:
     reference: Float[Tensor, "texts tokens"]
     kl: float
     values: Float[Tensor, "texts tokens"] | None = None
+    weights: Float[Tensor, " texts"] | None = None
 
     @property
     def token_divergence(self) -> Float[Tensor, "texts tokens"]:
@@ -85,7 +87,11 @@ class RolloutSettings(ObjectiveSettings):
         """Return the extra rows that the loss reads, at the places of the sampled tokens."""
         gone = drawn.token_divergence.sum(dim=1)
         earned = drawn.rewards - drawn.kl * gone if self.kl_in_reward else drawn.rewards
-        advantages = self.compute_advantages(earned.view(-1, self.group)).flatten()
+        weights = None if drawn.weights is None else drawn.weights.view(-1, self.group)
+        advantages = self.compute_advantages(earned.view(-1, self.group), weights).flatten()
+        if drawn.weights is not None:
+            # the clipped loss grows in proportion to the advantage
+            advantages = advantages * drawn.weights
         return {
             ADVANTAGES: advantages[:, None].expand_as(drawn.old),
             OLD_LOG_PROBS: drawn.old,
@@ -101,8 +107,10 @@ class RolloutSettings(ObjectiveSettings):
         """
         return kl
 
-    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
-        """Return how much better each text was than was to be expected."""
+    def compute_advantages(
+        self, rewards: Float[Tensor, "prompts group"], weights: Float[Tensor, "prompts group"] | None = None
+    ) -> Float[Tensor, "prompts group"]:
+        """Return how much better each text was than was to be expected, by the texts that have weight."""
         raise NotImplementedError
 
 
@@ -111,9 +119,11 @@ class GrpoSettings(RolloutSettings):
 
     kind: Literal["grpo"] = "grpo"
 
-    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    def compute_advantages(
+        self, rewards: Float[Tensor, "prompts group"], weights: Float[Tensor, "prompts group"] | None = None
+    ) -> Float[Tensor, "prompts group"]:
         """In standard deviations of the group."""
-        return group_advantages(rewards, scaled=True)
+        return group_advantages(rewards, weights, scaled=True)
 
 
 class DrGrpoSettings(RolloutSettings):
@@ -121,9 +131,11 @@ class DrGrpoSettings(RolloutSettings):
 
     kind: Literal["dr_grpo"] = "dr_grpo"
 
-    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    def compute_advantages(
+        self, rewards: Float[Tensor, "prompts group"], weights: Float[Tensor, "prompts group"] | None = None
+    ) -> Float[Tensor, "prompts group"]:
         """Over the group's mean."""
-        return group_advantages(rewards, scaled=False)
+        return group_advantages(rewards, weights, scaled=False)
 
 
 class RlooSettings(RolloutSettings):
@@ -132,9 +144,11 @@ class RlooSettings(RolloutSettings):
     kind: Literal["rloo"] = "rloo"
     kl_in_reward: ClassVar[bool] = True
 
-    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    def compute_advantages(
+        self, rewards: Float[Tensor, "prompts group"], weights: Float[Tensor, "prompts group"] | None = None
+    ) -> Float[Tensor, "prompts group"]:
         """Over the mean of the others."""
-        return leave_one_out_advantages(rewards)
+        return leave_one_out_advantages(rewards, weights)
 
 
 def grpo_loss(

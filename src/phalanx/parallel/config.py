@@ -32,12 +32,15 @@ class OuterConfig(StrictModel):
         return OuterLoop(self.every, self.islands, rounds=self.compression == "int8")
 
 
-Compression = Literal["none", "fp16", "bf16", "powersgd"]
+Compression = Literal["none", "fp16", "bf16", "powersgd", "int8_gathers", "int8"]
 Recompute = Literal["none", "selective", "full"]
 ContextBy = Literal["ulysses", "ring"]
 
 SHARED_GRADIENTS = 2
 """Lowest ZeRO level at which gradients are shared."""
+
+OF_SHARED_GRADIENTS: tuple[Compression, ...] = ("int8_gathers", "int8")
+"""Compressions of what ZeRO 2 and 3 exchange; the others are of gradients that copies all-reduce."""
 
 
 class ParallelConfig(StrictModel):
@@ -54,9 +57,10 @@ class ParallelConfig(StrictModel):
             too, 3 parameters too.
         replicas: Number of groups of copies that each share among themselves, with zero 2 or 3 (hybrid sharding):
             parameters travel inside a group, gradients between groups once a step.
-        schedule: Order of a pipeline's microbatches; "interleaved" gives every rank two stages.
+        schedule: Order of a pipeline's microbatches; the interleaved ones give every rank two stages.
         sequence_parallel: Tensor parallel ranks share the sequence too, where they would do the same work.
-        gradient_compression: Compression of gradients between copies; with zero below 2.
+        gradient_compression: Compression of what copies send each other: "fp16", "bf16" and "powersgd" of gradients
+            with zero below 2; with zero 2 or 3 "int8_gathers" of gathered weights, "int8" of weights and gradients.
         offload: Parameters, gradients and optimizer state stay in the host's memory; with zero 2 or 3.
         activation_checkpointing: Recomputation in the backward pass: nothing, all but matrix products and attention
             ("selective"), or whole blocks ("full").
@@ -109,11 +113,7 @@ class ParallelConfig(StrictModel):
                 f"zero = {self.zero} shares what dp * cp copies of an island have, and there is one: {copies}; "
                 "raise dp, or set zero to 0"
             )
-        if self.gradient_compression != "none" and (self.copies_per_island == 1 or self.zero >= SHARED_GRADIENTS):
-            raise ValueError(
-                f'gradient_compression = "{self.gradient_compression}" is for gradients that {copies} all-reduce, '
-                f'with zero = 0 or 1, found {self.zero}; set it to "none"'
-            )
+        self._check_compression(copies)
         if self.offload and self.zero < SHARED_GRADIENTS:
             raise ValueError(f"offload = true needs zero = 2 or 3, found {self.zero}")
         self._check_replicas()
@@ -128,6 +128,21 @@ class ParallelConfig(StrictModel):
         if self.compile:
             self._check_compile()
         return self
+
+    def _check_compression(self, copies: str) -> None:
+        name = self.gradient_compression
+        if name in OF_SHARED_GRADIENTS and self.zero < SHARED_GRADIENTS:
+            raise ValueError(
+                f'gradient_compression = "{name}" is for parameters and gradients that {copies} share, with zero = 2 '
+                f'or 3, found {self.zero}; set it to "none", or zero to 2 or 3'
+            )
+        if name in ("none", *OF_SHARED_GRADIENTS):
+            return
+        if self.copies_per_island == 1 or self.zero >= SHARED_GRADIENTS:
+            raise ValueError(
+                f'gradient_compression = "{name}" is for gradients that {copies} all-reduce, with zero = 0 or 1, found '
+                f'{self.zero}; set it to "none"'
+            )
 
     def _check_replicas(self) -> None:
         if self.replicas == 1:
@@ -148,13 +163,13 @@ class ParallelConfig(StrictModel):
     def _check_zero_bubble(self) -> None:
         if self.gradient_compression != "none":
             raise ValueError(
-                'schedule = "zero-bubble" computes weight gradients apart from the backward pass, where hooks that '
-                'compress them do not see them; set gradient_compression to "none", or take "1f1b"'
+                f'schedule = "{self.schedule}" computes weight gradients apart from the backward pass, where hooks '
+                'that compress them do not see them; set gradient_compression to "none", or take "1f1b"'
             )
         if self.zero > SHARED_GRADIENTS:
             raise ValueError(
-                'schedule = "zero-bubble" with zero = 3 would lose gradients: a block\'s parameters are shared out '
-                'again before their gradients are computed; take zero = 2, or "1f1b" or "interleaved"'
+                f'schedule = "{self.schedule}" with zero = 3 would lose gradients: a block\'s parameters are shared '
+                'out again before their gradients are computed; take zero = 2, or "1f1b" or "interleaved"'
             )
 
     def _check_compile(self) -> None:
@@ -170,8 +185,8 @@ class ParallelConfig(StrictModel):
             )
         if SCHEDULES[self.schedule].splits_backward and self.pp > 1:
             raise ValueError(
-                'compile = true: schedule = "zero-bubble" splits the backward pass, a compiled one is in one piece; '
-                'take "1f1b" or "interleaved"'
+                f'compile = true: schedule = "{self.schedule}" splits the backward pass, a compiled one is in one '
+                'piece; take "1f1b" or "interleaved"'
             )
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 from phalanx.errors import ConfigError
 from phalanx.models import AttentionKind
-from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
+from phalanx.parallel.config import OF_SHARED_GRADIENTS, SHARED_GRADIENTS, ParallelConfig
 from phalanx.parallel.model.compiled import why_no_compiler
 from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.planner import SCHEDULES, Recipe, describe_refusal, nearest_valid_layout, shape_of
@@ -56,21 +56,12 @@ def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
 
 def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> Iterator[str]:
     yield from _about_the_model(config, hub_config, load)
+    yield from _about_exchanges(config, hub_config, load)
     selective = config.activation_checkpointing == "selective" and config.zero >= SHARED_GRADIENTS
     if hub_config.get("output_router_logits") and selective:
         yield (
             f'output_router_logits = true: zero={config.zero} with activation_checkpointing = "selective" cannot '
             'compute the loss of a router again behind its block; take "full" or "none", or zero 0 or 1'
-        )
-    if config.sequence_parallel and FAMILIES[str(hub_config["model_type"])].experts is not None:
-        yield (
-            "sequence_parallel = true: routers choose experts for whole sequences, which ranks would have parts of; "
-            "set it to false"
-        )
-    if config.sequence_parallel and load.sequence_length % (config.cp * config.tp):
-        yield (
-            f"sequence_parallel: cp={config.cp} * tp={config.tp} does not divide a sequence of "
-            f"{load.sequence_length} tokens; change one of them"
         )
     if config.context == "ring" and load.attention == "eager":
         yield (
@@ -112,6 +103,24 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
     lacking = why_no_compiler(load.device) if config.compile else None
     if lacking is not None:
         yield f"compile: {lacking}"
+
+
+def _about_exchanges(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> Iterator[str]:
+    if config.sequence_parallel and FAMILIES[str(hub_config["model_type"])].experts is not None:
+        yield (
+            "sequence_parallel = true: routers choose experts for whole sequences, which ranks would have parts of; "
+            "set it to false"
+        )
+    if config.sequence_parallel and load.sequence_length % (config.cp * config.tp):
+        yield (
+            f"sequence_parallel: cp={config.cp} * tp={config.tp} does not divide a sequence of "
+            f"{load.sequence_length} tokens; change one of them"
+        )
+    if config.gradient_compression in OF_SHARED_GRADIENTS and load.device != "cpu":
+        yield (
+            f'gradient_compression = "{config.gradient_compression}": rounded numbers go straight from rank to rank, '
+            f'which they do on CPUs alone, and the device is {load.device}; set it to "none"'
+        )
 
 
 def _about_the_model(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> Iterator[str]:

@@ -66,8 +66,8 @@ def rank_orders(schedule: str, num_ranks: int, num_microbatches: int, chunks: in
 
     Args:
         schedule: One of `SCHEDULES`.
-        num_microbatches: Microbatches of each rank; with ``interleaved`` a multiple of `num_ranks`.
-        chunks: Stages of each rank; only ``interleaved`` has several.
+        num_microbatches: Microbatches of each rank; with several stages a rank a multiple of `num_ranks`.
+        chunks: Stages of each rank; only the interleaved schedules have several.
     """
     return tuple(SCHEDULES[schedule].order(rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks))
 
@@ -109,46 +109,51 @@ def _one_f_one_b(rank: int, num_ranks: int, num_microbatches: int, chunks: int) 
 def _order_interleaved(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
     """1F1B over several stages of each rank. Source: Narayanan et al. 2021, section 2.2.2."""
     total = num_microbatches * chunks
-
-    def work(kind: Kind, index: int) -> Work:
-        turn, place = divmod(index, num_ranks * chunks)
-        chunk, offset = divmod(place, num_ranks)
-        chunk = chunk if kind == "forward" else chunks - 1 - chunk
-        return Work(kind, chunk * num_ranks + rank, turn * num_ranks + offset)
-
     warmup = min(total, 2 * (num_ranks - rank - 1) + (chunks - 1) * num_ranks)
-    order = [work("forward", index) for index in range(warmup)]
+    order = [_looped_work("forward", index, rank, num_ranks, chunks) for index in range(warmup)]
     for index in range(total):
         if warmup + index < total:
-            order.append(work("forward", warmup + index))
-        order.append(work("backward", index))
+            order.append(_looped_work("forward", warmup + index, rank, num_ranks, chunks))
+        order.append(_looped_work("backward", index, rank, num_ranks, chunks))
     return tuple(order)
 
 
-def _zero_bubble(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
+def _order_zero_bubble(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
     """1F1B with the weights' gradients put off, so that they fill the idle time; no more is held than in 1F1B.
+
+    A rank of several stages begins its backward passes half as many forward passes earlier than in interleaved 1F1B.
 
     Source: Qi et al. 2023 (Zero Bubble Pipeline Parallelism), section 2.1, schedule H1.
     """
-    del chunks
-    warmup = min(num_microbatches, num_ranks - rank)
-    order = [Work("forward", rank, m) for m in range(warmup)]
-    waiting = 0
-    for m in range(num_microbatches):
-        order.append(Work("inputs", rank, m))
-        if m - waiting >= rank or warmup + m >= num_microbatches:
-            order.append(Work("weights", rank, waiting))
-            waiting += 1
-        if warmup + m < num_microbatches:
-            order.append(Work("forward", rank, warmup + m))
-    return (*order, *(Work("weights", rank, m) for m in range(waiting, num_microbatches)))
+    total = num_microbatches * chunks
+    warmup = min(total, num_ranks - rank - 1 + (chunks - 1) * num_ranks)
+    order = [_looped_work("forward", index, rank, num_ranks, chunks) for index in range(warmup)]
+    for index in range(total):
+        if warmup + index < total:
+            order.append(_looped_work("forward", warmup + index, rank, num_ranks, chunks))
+        order.append(_looped_work("inputs", index, rank, num_ranks, chunks))
+        if index >= rank:
+            order.append(_looped_work("weights", index - rank, rank, num_ranks, chunks))
+    late = range(max(0, total - rank), total)
+    return (*order, *(_looped_work("weights", index, rank, num_ranks, chunks) for index in late))
+
+
+def _looped_work(kind: Kind, index: int, rank: int, num_ranks: int, chunks: int) -> Work:
+    """Return the work of a kind that a rank does as its `index`-th, in turns of as many microbatches as ranks."""
+    turn, place = divmod(index, num_ranks * chunks)
+    chunk, offset = divmod(place, num_ranks)
+    chunk = chunk if kind == "forward" else chunks - 1 - chunk
+    return Work(kind, chunk * num_ranks + rank, turn * num_ranks + offset)
 
 
 SCHEDULES: dict[str, Schedule] = {
     "gpipe": Schedule(_order_gpipe, "ScheduleGPipe", fills_first=True),
     "1f1b": Schedule(_one_f_one_b, "Schedule1F1B"),
     "interleaved": Schedule(_order_interleaved, "ScheduleInterleaved1F1B", chunks=2),
-    "zero-bubble": Schedule(_zero_bubble, "ScheduleInterleavedZeroBubble", splits_backward=True),
+    "zero-bubble": Schedule(_order_zero_bubble, "ScheduleInterleavedZeroBubble", splits_backward=True),
+    "interleaved-zero-bubble": Schedule(
+        _order_zero_bubble, "ScheduleInterleavedZeroBubble", chunks=2, splits_backward=True
+    ),
 }
 
 

@@ -219,4 +219,5 @@ def _wrong_pipeline(layout: Layout, shape: ModelShape, microbatches: int) -> Ite
             "gradients are computed; take zero=2, 1f1b or interleaved"
         )
     if schedule.chunks > 1 and layout.stages_per_rank == 1:
-        yield f"schedule={layout.schedule} with one stage a rank is 1f1b; set chunks to 2 or more"
+        plain = "zero-bubble" if schedule.splits_backward else "1f1b"
+        yield f"schedule={layout.schedule} with one stage a rank is {plain}; set chunks to 2 or more"

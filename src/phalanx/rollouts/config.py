@@ -23,12 +23,21 @@ class RolloutCheck(StrictModel):
         answer_timeout_s: A worker that has not answered by then is passed over, and convicted of nothing.
         max_unanswered: A worker that leaves more requests than this without an answer in time is left out from then on,
             and convicted of nothing; every 32 answers allow one more.
+        unread_weight: Weight in training of a worker's text that was not read again; of all others it is 1. 0 trains on
+            texts that were read again, and on the owner's own, alone.
     """
 
     rate: float = Field(default=0.125, ge=0.0, le=1.0)
     tolerance: RolloutTolerance = RolloutTolerance()
     answer_timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
     max_unanswered: int = Field(default=2, ge=0, le=10**6)
+    unread_weight: float = later_key(1.0, ge=0.0, le=1.0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check_weight(self) -> "RolloutCheck":
+        if self.unread_weight < 1.0 and not self.rate:
+            raise ValueError("unread_weight sets texts that were read again before others, and rate = 0 reads none")
+        return self
 
 
 class RolloutsConfig(StrictModel):

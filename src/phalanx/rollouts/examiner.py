@@ -70,6 +70,7 @@ class RolloutExaminer:
         self, desk: EvidenceDirectory, check: RolloutCheck, share: CheckedShare, reward: RewardRule | None
     ) -> None:
         self._evidence_directory, self._share, self._reward = desk, share, reward
+        self._unread_weight = check.unread_weight
         self._peer = peer_lookup(certified_peers(desk.directory, desk, Pins())[1])
         self._borders = BorderTally(check.tolerance.border_rate)
         self._policies = KeptPolicies()
@@ -132,7 +133,8 @@ class RolloutExaminer:
         model: PolicyModel,
         older: AnsweredRequest | None,
     ) -> Examination:
-        drawn = [texts[n] for n in self._share.draw_texts(bundle.party, bundle.answer.header.header_digest, len(texts))]
+        places = self._share.draw_texts(bundle.party, bundle.answer.header.header_digest, len(texts))
+        drawn = [texts[n] for n in places]
         with self._time_check():
             reread = reread_rollouts(model, request, drawn, request.tolerance.margin)
         self.costs.checked_texts += len(drawn)
@@ -155,8 +157,12 @@ class RolloutExaminer:
                 dismissal = judge_reward(bundle.party, request, text, self._reward)
             if dismissal is not None:
                 return Examination(dismissal=dismissal)
+        return Examination(tuple(self._weigh_text(text, is_read=n in places) for n, text in enumerate(texts)))
+
+    def _weigh_text(self, text: Rollout, *, is_read: bool) -> Rollout:
         # a reward that no rule checks is no more than a worker's word
-        return Examination(texts if self._reward else tuple(replace(rollout, reward=None) for rollout in texts))
+        reward = text.reward if self._reward else None
+        return replace(text, reward=reward, weight=1.0 if is_read else self._unread_weight)
 
     @staticmethod
     def _examination_of(judgement: RolloutJudgement, suspicion: str) -> Examination:

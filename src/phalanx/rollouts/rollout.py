@@ -38,6 +38,7 @@ class Rollout:
             float32 ``[tokens]``.
         sketches: Commitments to last hidden states, float32 ``[num_sketches, SKETCH_NUMBERS]``.
         reward: Reward that the worker reports; None where the owner computes rewards.
+        weight: How much the owner learns from it, from 0 to 1; no worker says it.
     """
 
     prompt: int
@@ -48,6 +49,7 @@ class Rollout:
     logprobs: NDArray[np.float32]
     sketches: NDArray[np.float32]
     reward: float | None = None
+    weight: float = 1.0
 
     @property
     def size_bytes(self) -> int:

@@ -19,6 +19,7 @@ ROW = {
     "ranks",
     "max_rel_loss_diff",
     "lossy",
+    "sent_bytes_per_step",
     "tokens_per_s",
     "over_alone",
     "peer",
@@ -69,6 +70,7 @@ def test_a_layout_stands_beside_one_process_its_peer_and_the_plan(short, tmp_pat
     assert set(ours) == ROW | {"memory_ratio"}
     assert ours["max_rel_loss_diff"] < 1e-5
     assert theirs["max_rel_loss_diff"] < 1e-5
+    assert ours["sent_bytes_per_step"] > 0
     assert ours["peer"] == "torch FSDP2"
     assert ours["over_peer"] > 0
     assert ours["planned_memory_bytes"] > 0

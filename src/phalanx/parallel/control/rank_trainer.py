@@ -37,7 +37,12 @@ from phalanx.objectives import (
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
 from phalanx.parallel.control.pipelining import accumulate_gradients, build_pipeline
-from phalanx.parallel.data.data_parallel import share_again, share_with_copies
+from phalanx.parallel.data.data_parallel import (
+    gather_exactly,
+    gather_for_training,
+    share_again,
+    share_with_copies,
+)
 from phalanx.parallel.data.diloco import OuterStep
 from phalanx.parallel.data.parameters import RankParameter, counted_gradients, held_parameters, settle_gradients
 from phalanx.parallel.data.state_dict import StateGatherer, parameter_catalogue
@@ -213,6 +218,7 @@ class RankTrainer:
         total = torch.zeros(2, dtype=torch.float64)
         for part in self._parts:
             part.eval()
+            gather_exactly(part, self._recipe.parallel)
         for part in self._parts:
             # not through DDP, which has nothing to say without a backward pass
             y = part(ids if part.stage.spec.is_first else self._receive_rows(part, len(ids)), seen)
@@ -226,6 +232,7 @@ class RankTrainer:
         for part in self._parts:
             part.train()
             share_again(part)
+            gather_for_training(part, self._recipe.parallel)
         dist.all_reduce(total)
         return float(total[0]), int(total[1])
 

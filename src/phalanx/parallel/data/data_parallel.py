@@ -13,8 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from phalanx.parallel.config import SHARED_GRADIENTS, Compression, ParallelConfig
+from phalanx.parallel.config import OF_SHARED_GRADIENTS, SHARED_GRADIENTS, Compression, ParallelConfig
 from phalanx.parallel.groups.direct import DirectGather, DirectScatter
+from phalanx.parallel.groups.int8_blocks import RoundedGather, RoundedScatter
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
 from phalanx.planner import SCHEDULES
@@ -111,6 +112,10 @@ def share_with_copies(part: StagePart, domain: Domain, gathered: torch.dtype | N
         shard_module(block, domain.copy_mesh, reshard=reshard, policy=policy, types=types)
     # the head is the first to be needed again, by the backward pass that begins where the forward pass has ended
     shard_module(part, domain.copy_mesh, reshard=reshard and config.pp > 1, policy=policy, types=types)
+    gather_for_training(part, config)
+    if config.gradient_compression == "int8":
+        for inner in _sharded_modules(part):
+            inner.set_custom_reduce_scatter(RoundedScatter())  # type: ignore[arg-type]
     return part
 
 
@@ -133,6 +138,24 @@ def shard_module(
     if isinstance(module, FSDPModule) and mesh.device_type == "cpu":
         module.set_custom_all_gather(DirectGather())  # type: ignore[arg-type]
         module.set_custom_reduce_scatter(DirectScatter())  # type: ignore[arg-type]
+
+
+def gather_for_training(module: nn.Module, config: ParallelConfig) -> None:
+    """Round what copies gather from now on, where the configuration says so."""
+    if config.gradient_compression in OF_SHARED_GRADIENTS:
+        for inner in _sharded_modules(module):
+            inner.set_custom_all_gather(RoundedGather())  # type: ignore[arg-type]
+
+
+def gather_exactly(module: nn.Module, config: ParallelConfig) -> None:
+    """Gather exact parameters from now on: those that a checkpoint has."""
+    if config.gradient_compression in OF_SHARED_GRADIENTS:
+        for inner in _sharded_modules(module):
+            inner.set_custom_all_gather(DirectGather())  # type: ignore[arg-type]
+
+
+def _sharded_modules(module: nn.Module) -> list[FSDPModule]:
+    return [inner for inner in module.modules() if isinstance(inner, FSDPModule)]
 
 
 def averages_afterwards(config: ParallelConfig) -> bool:
@@ -193,6 +216,5 @@ def microbatch_scope(
 
 def share_again(module: nn.Module) -> None:
     """Give up whole parameters that a forward pass without a backward pass has left."""
-    for inner in module.modules():
-        if isinstance(inner, FSDPModule):
-            inner.reshard()
+    for inner in _sharded_modules(module):
+        inner.reshard()

@@ -8,17 +8,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.nn import functional
 
 from phalanx.parallel.config import OuterConfig
 from phalanx.parallel.data.parameters import RankParameter, local_slice
+from phalanx.parallel.groups.int8_blocks import dequantize_blocks, quantize_blocks
 
 MOMENTUM = "outer_momentum"
 RESIDUAL = "outer_residual"
 
 _BLOCK = 1024
 """Numbers that share one scale when they are sent as bytes."""
-_LARGEST = 127.0
 
 
 class OuterStep:
@@ -75,7 +74,7 @@ class OuterStep:
             return moved.div_(self._islands.size())
         residual = local_slice(self._residuals[number])
         change = moved + residual
-        sent, scales = quantize_blocks(change)
+        sent, scales = quantize_blocks(change, _BLOCK)
         total = torch.zeros_like(moved)
         # added in the order of the islands, so that all have the same sum
         for theirs, their_scales in zip(
@@ -84,25 +83,6 @@ class OuterStep:
             total.add_(dequantize_blocks(theirs, their_scales, moved))
         residual.copy_(change.sub_(dequantize_blocks(sent, scales, moved)))
         return total.div_(self._islands.size())
-
-
-def quantize_blocks(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Round numbers to int8, each block of 1024 by a scale of its own.
-
-    Returns:
-        int8 ``[blocks, 1024]``, zeros behind the last number; float32 ``[blocks, 1]``, the value of a unit in a block.
-        No number is off by more than half a unit.
-    """
-    flat = values.reshape(-1)
-    blocks = functional.pad(flat, (0, -flat.numel() % _BLOCK)).view(-1, _BLOCK)
-    scales = blocks.abs().amax(dim=1, keepdim=True) / _LARGEST
-    units = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)
-    return units.round().clamp(-_LARGEST, _LARGEST).to(torch.int8), scales
-
-
-def dequantize_blocks(sent: Tensor, scales: Tensor, like: Tensor) -> Tensor:
-    """Return what `to_bytes` has sent, in the shape of `like`."""
-    return (sent.to(torch.float32) * scales).reshape(-1)[: like.numel()].view_as(like)
 
 
 def _gather_from_all(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:

@@ -32,7 +32,7 @@ def gather_whole(whole: Tensor, part: Tensor, group: Group) -> None:
     own_place = places[group.rank()]
     if own_place.data_ptr() != part.data_ptr():
         own_place.copy_(part)
-    _wait_all(_begin_exchange([own_place] * group.size(), places, group))
+    exchange_parts([own_place] * group.size(), places, group)
 
 
 def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
@@ -49,7 +49,7 @@ def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
     parts = whole.chunk(group.size())
     came = [torch.empty_like(part) for _ in parts[1:]]
     places = [*came[: group.rank()], part, *came[group.rank() :]]
-    _wait_all(_begin_exchange(parts, places, group))
+    exchange_parts(parts, places, group)
     torch.add(parts[group.rank()], came[0], out=part)
     for part_of_peer in came[1:]:
         part.add_(part_of_peer)
@@ -65,7 +65,7 @@ def all_reduce_sum(x: Tensor, group: Group) -> Tensor:
     # between two, one exchange of the whole takes as many bytes as a ring and half of its rounds
     mine = x.contiguous()
     theirs = torch.empty_like(mine)
-    _wait_all(_begin_exchange([mine, mine], [theirs, theirs], group))
+    exchange_parts([mine, mine], [theirs, theirs], group)
     return theirs.add_(mine)
 
 
@@ -85,6 +85,10 @@ class DirectGather:
 class DirectScatter:
     """`scatter_sum` as FSDP2 calls it."""
 
+    def sum_parts(self, part: Tensor, whole: Tensor, group: Group) -> None:
+        """Fill a part with the sum over all ranks."""
+        scatter_sum(part, whole, group)
+
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for summed tensors."""
         return torch.empty(*size, dtype=dtype, device=device)
@@ -94,13 +98,13 @@ class DirectScatter:
     ) -> None:
         """Sum or average, and scatter; it is done when this returns."""
         del async_op
-        scatter_sum(output_tensor, input_tensor, group)
+        self.sum_parts(output_tensor, input_tensor, group)
         if op == dist.ReduceOp.AVG:
             output_tensor.div_(group.size())
 
 
-def _begin_exchange(sent: Sequence[Tensor], places: Sequence[Tensor], group: Group) -> list[Any]:
-    """Begin to send each other rank its tensor, and to receive into the places of what others send."""
+def exchange_parts(sent: Sequence[Tensor], places: Sequence[Tensor], group: Group) -> None:
+    """Send each other rank its tensor, and receive into the places of what others send; one's own is left alone."""
     rank, world = group.rank(), group.size()
     works: list[Any] = []
     # no rank is sent to by all at once
@@ -108,9 +112,5 @@ def _begin_exchange(sent: Sequence[Tensor], places: Sequence[Tensor], group: Gro
         ahead, behind = (rank + distance) % world, (rank - distance) % world
         works.append(dist.irecv(places[behind], group=group, group_src=behind))
         works.append(dist.isend(sent[ahead], group=group, group_dst=ahead))
-    return works
-
-
-def _wait_all(works: Sequence[Any]) -> None:
     for work in works:
         work.wait()

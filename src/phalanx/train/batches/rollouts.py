@@ -203,6 +203,7 @@ class RolloutLoader:
             reference=_pad_rows(self._reference_log_probs(rollouts)) if self._settings.kl else old,
             kl=self._kl,
             values=_pad_rows(self._expected_values(rollouts)) if self._settings.has_critic else None,
+            weights=_text_weights(rollouts),
         )
 
     def _sample_texts(self, prompts: Sequence[PromptRecord], samples: int, temperature: float) -> tuple[Rollout, ...]:
@@ -317,6 +318,12 @@ class RolloutLoader:
             "texts_ended": sum(rollout.finish == "stop" for rollout in rollouts) / len(rollouts),
             **figures,
         }
+
+
+def _text_weights(rollouts: Sequence[Rollout]) -> Tensor | None:
+    """Return the weight of each text; None where all have the whole one."""
+    weights = torch.tensor([rollout.weight for rollout in rollouts], dtype=torch.float64)
+    return None if bool((weights == 1.0).all()) else weights
 
 
 def _pad_rows(rows: Sequence[Tensor]) -> Tensor:

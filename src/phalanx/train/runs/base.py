@@ -373,6 +373,8 @@ class RolloutBase(BaseRun):
             return
         if self.rollouts is not None and train.precision != "fp32":
             yield (f'train.precision = "{train.precision}": texts of [rollouts] are checked in fp32 only; remove one')
+        if self.rollouts is not None and self.rollouts.check.unread_weight < 1.0:
+            yield from _weight_faults(kind, settings)
         if train.batch_size % settings.group:
             yield (
                 f"train.batch_size = {train.batch_size} texts is not a multiple of train.objective.group = "
@@ -410,6 +412,18 @@ class PrivateBase(BaseRun):
     def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
         """Describe the parts of the engine's own sections that the bound of ``[privacy]`` would not cover."""
         raise NotImplementedError
+
+
+def _weight_faults(kind: str, settings: RolloutSettings) -> Faults:
+    """Describe why texts cannot have weights: something of theirs is learned that is no advantage."""
+    key = "rollouts.check.unread_weight"
+    if settings.has_critic:
+        yield f'{key}: the critic of train.objective = "{kind}" learns from every text alike; set it to 1.0'
+    elif settings.kl and not settings.kl_in_reward:
+        yield (
+            f'{key}: train.objective.kl = {settings.kl:g} is a loss of its own in "{kind}", which has no weight; set '
+            'kl to 0, or take "rloo", where it lowers the reward'
+        )
 
 
 def section_of_rollouts(kind: str, name: str, *, is_wanted: bool) -> str:

@@ -40,6 +40,7 @@ class LayoutTurns:
         cpus: CPU seconds of all ranks together, likewise.
         waits: Share of the ranks' time in which they waited for anything but a core; empty where the system does not
             measure it.
+        sent_bytes: Bytes that all ranks sent in each turn; empty where the system does not count them.
         reason: Why it did not run; None where it did.
     """
 
@@ -48,6 +49,7 @@ class LayoutTurns:
     walls: list[list[float]] = field(default_factory=list)
     cpus: list[list[float]] = field(default_factory=list)
     waits: list[list[float]] = field(default_factory=list)
+    sent_bytes: list[int] = field(default_factory=list)
     reason: str | None = None
 
     def step_s(self) -> float:
@@ -61,6 +63,10 @@ class LayoutTurns:
     def waiting_share(self) -> float | None:
         """Median share of the ranks' time in which they waited; None where the system does not tell."""
         return statistics.median(self._timed_steps(self.waits)) if self.waits else None
+
+    def sent_bytes_per_step(self) -> float | None:
+        """Return the bytes of all ranks in a step of the last turn; None where none are counted."""
+        return self.sent_bytes[-1] / self.spec.steps if self.sent_bytes else None
 
     def faster_than(self, other: "LayoutTurns") -> float:
         """How many times as many steps a second, by the median over turns: neighbours in time are compared."""
@@ -130,6 +136,9 @@ def _take_turn(one: LayoutTurns, crew: ArmRanks) -> None:
     waits = [
         [_waited_share(*pair) for pair in zip(answer["waited_s"], answer["wall_s"], strict=True)] for answer in answers
     ]
+    sent_bytes = [answer["sent_bytes"] for answer in answers]
+    if None not in sent_bytes:
+        one.sent_bytes.append(sum(sent_bytes))
     known_shares = [share for rank in waits for share in rank if share is not None]
     if len(known_shares) == len(waits) * one.spec.steps:
         one.waits.append([statistics.fmean(step) for step in zip(*waits, strict=True)])

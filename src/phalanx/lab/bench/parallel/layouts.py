@@ -63,7 +63,7 @@ SHIFTS: tuple[InterleavedLayouts, ...] = (
         name="pipeline",
     ),
     InterleavedLayouts(
-        ({"pp": 2, "schedule": "interleaved"}, {"pp": 2, "schedule": "zero-bubble"}),
+        tuple({"pp": 2, "schedule": name} for name in ("interleaved", "zero-bubble", "interleaved-zero-bubble")),
         ("torch pipelining, 1F1B",),
         name="pipeline with less bubble",
     ),

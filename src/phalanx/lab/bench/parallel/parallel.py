@@ -182,6 +182,7 @@ class _ParallelBench:
             "ranks": one.spec.config.num_ranks,
             "max_rel_loss_diff": _max_difference(one.losses, reference) if ran else None,
             "lossy": shift.lossy and is_engine,
+            "sent_bytes_per_step": one.sent_bytes_per_step() if ran else None,
             "tokens_per_s": self._tokens_per_step / one.step_s() if ran else None,
             "over_alone": one.faster_than(alone) if ran else None,
             "peer": None if best is None else best.spec.arm,

@@ -3,6 +3,10 @@
 import contextlib
 import gc
 import importlib
+import os
+import socket
+import stat
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +35,9 @@ from phalanx.pipeline import keep_freed_memory, settle_numerics
 from phalanx.train import DomainRun
 
 _REHEARSED_NUMBERS = 2**20
+_ACKED_OFFSET = 120
+"""Of ``tcpi_bytes_acked`` in ``struct tcp_info``."""
+_INFO_BYTES = 256
 
 
 class TrainingSpec(StrictModel):
@@ -78,10 +85,12 @@ class _Trainee:
 
         Returns:
             ``losses`` of the whole batches, ``wall_s``, ``cpu_s`` (all threads of this rank) and ``waited_s`` of each
-            step, seconds by phase where the arm tells them, and the peak of memory where it is measured.
+            step, ``sent_bytes`` of all steps where the system counts them, seconds by phase where the arm tells them,
+            and the peak of memory where it is measured.
         """
         arm = self._open_arm()
         losses, walls, cpus, waits = [], [], [], []
+        sent_before = read_sent_bytes()
         for _ in range(order["steps"]):
             batch = self._loader.next_batch()
             began, used = ThreadSample.sample_thread(), time.process_time()
@@ -93,7 +102,14 @@ class _Trainee:
             self._num_steps += 1
         peak = None if self._before is None else added_at_peak(self._before)
         timed = {"wall_s": walls, "cpu_s": cpus, "waited_s": waits}
-        return {"losses": losses, **timed, "phases": arm.take_phases(), "peak_bytes": peak}
+        sent_bytes = None if sent_before is None else (read_sent_bytes() or 0) - sent_before
+        return {
+            "losses": losses,
+            **timed,
+            "sent_bytes": sent_bytes,
+            "phases": arm.take_phases(),
+            "peak_bytes": peak,
+        }
 
     def _open_arm(self) -> RankArm:
         if self._arm is None:
@@ -122,3 +138,25 @@ def _warm_libraries(*, adapts: bool) -> None:
     dist.all_reduce(numbers)
     del model, optimizer, loss, numbers
     gc.collect()
+
+
+def read_sent_bytes() -> int | None:
+    """Return the bytes that were sent and acknowledged on the connections that are open; None where none is counted.
+
+    Source: tcp(7), ``TCP_INFO``; linux/tcp.h.
+    """
+    if not hasattr(socket, "TCP_INFO") or not os.path.isdir("/proc/self/fd"):
+        return None
+    return sum(_sent_on(int(number)) for number in os.listdir("/proc/self/fd"))
+
+
+def _sent_on(number: int) -> int:
+    try:
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            return 0
+        with socket.socket(fileno=os.dup(number)) as connection:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    except OSError:
+        # not TCP, or closed since
+        return 0
+    return int(struct.unpack_from("<Q", info, _ACKED_OFFSET)[0]) if len(info) >= _ACKED_OFFSET + 8 else 0
