@@ -1,7 +1,7 @@
-"""The sizes of the medical comparison: models, texts and steps."""
+"""The sizes of the comparison: models, texts and steps."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -62,6 +62,11 @@ SIZES: Mapping[str, MedicalSize] = MappingProxyType(
         "full": MedicalSize(tasks=_ORDER, seeds=(0, 1, 2), train=128, test=160, tokens=16, epochs=8),
         "quick": MedicalSize(tasks=_ORDER[:3], seeds=(0,), train=64, test=80, tokens=16, epochs=4),
     }
+)
+DOMAINS = "domains"
+"""Name of the table with texts that are not medical."""
+DOMAIN_SIZES: Mapping[str, MedicalSize] = MappingProxyType(
+    {"full": replace(SIZES["full"], tasks=("reuters_topics", "python_functions"), seeds=(0, 1, 2, 3, 4))}
 )
 
 
