@@ -202,7 +202,7 @@ REPORTS = [(topic, f"report {number} of {topic}") for topic in REUTERS for numbe
 def write_reports(folder: Path, rows) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("reuters-r8-train.tab", "reuters-r8-test.tab"):
-        lines = ["Category\tText", "d\tstring", "class\t", *("\t".join(row) for row in rows)]
+        lines = ["Category\tText", "d\tstring", "class\t", "", *("\t".join(row) for row in rows)]
         (folder / name).write_text("\n".join(lines) + "\n")
 
 
@@ -221,7 +221,7 @@ def test_reports_of_a_newswire_are_read_without_running_their_package(installed)
 def test_a_report_of_no_topic_is_refused(tmp_path):
     write_reports(tmp_path, [*REPORTS, ("weather", "rain")])
 
-    with pytest.raises(DataError, match="row 20: expected a topic of acq"):
+    with pytest.raises(DataError, match="row 21: expected a topic of acq"):
         TASKS["reuters_topics"].load(tmp_path)
 
 

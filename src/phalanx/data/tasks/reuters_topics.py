@@ -42,7 +42,7 @@ def _read_reports(paths: tuple[Path, ...]) -> Iterator[Example]:
     for path in paths:
         rows = csv.reader(read_text(path).splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
         for number, row in enumerate(rows, start=1):
-            if number <= _NUM_HEADER_ROWS:
+            if number <= _NUM_HEADER_ROWS or not row:
                 continue
             if len(row) != 2 or row[0] not in CLASSES:
                 raise DataError(f"{path}, row {number}: expected a topic of {', '.join(CLASSES)}, and a text")
