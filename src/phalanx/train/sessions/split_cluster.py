@@ -10,7 +10,7 @@ from phalanx.config import digest_config
 from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER
 from phalanx.security.crypto import Identity, Peer, load_identity, make_private_directory, peer_from_certificate
-from phalanx.split import ENCLAVE, Front, FrontPart, SplitConfig, SplitDriver, TensorKinds, task_of
+from phalanx.split import ENCLAVE, Front, FrontPart, SplitConfig, SplitDriver, TensorKinds, kinds_of_task, task_of
 from phalanx.split.channel.connection import Aside, Connection
 from phalanx.split.channel.frame_pipe import FramePipe
 from phalanx.split.handshake.meeting import ClientHandshake
@@ -36,12 +36,17 @@ def num_classes_of(run: SplitRun) -> int:
     return 0 if own_texts is None else len(own_texts.classes)
 
 
+def num_pair_sums_of(run: SplitRun) -> int:
+    """How many sums over pairs a measurement of a run comes to; 0 where it learns no preferences."""
+    return task_of(run.train.objective, num_classes_of(run)).num_pair_sums if run.train.learns_pairs else 0
+
+
 def kinds_of(run: SplitRun, source: ModelSource, num_classes: int) -> TensorKinds:
     """Return the kinds of tensors that cross in a run."""
     rows = run.train.batch_size // run.train.microbatches
-    task, wire = task_of(run.train.objective_kind, num_classes), run.split.wire
-    seq, width = run.data.sequence_length, source.hidden_size + (run.data.attention == "document")
-    return TensorKinds(rows, seq, width, wire, task.label_shape, task.num_answers, task.extra_kinds)
+    task = task_of(run.train.objective, num_classes)
+    width = source.hidden_size + (run.data.attention == "document")
+    return kinds_of_task(task, rows, run.data.sequence_length, width, run.split.wire)
 
 
 def enclave_of(home: RunDirectory) -> Peer:
@@ -193,7 +198,7 @@ def _enclave_config(
         cache=str((home.cache_directory / "models").resolve()),
         split=split,
         optimizer=run.optimizer,
-        objective=run.train.objective_kind,
+        objective=run.train.objective,
         classes=num_classes,
         rows=run.train.batch_size // run.train.microbatches,
         seq=run.data.sequence_length,
