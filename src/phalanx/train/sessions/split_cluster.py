@@ -29,6 +29,9 @@ from phalanx.train.sessions.enclave_owner import EnclaveOwnerConfig
 from phalanx.train.sessions.middle_stages import MiddleStages
 from phalanx.transport import Endpoint, GrpcWire
 
+OpenEnclave = Callable[[Path, EnclaveConfig, int], LocalEnclave]
+"""Opens an enclave with a directory for its file and log, its file, and its threads."""
+
 
 def num_classes_of(run: SplitRun) -> int:
     """Classes of the clients' own texts, as the run file names them; 0 of a run without such texts."""
@@ -64,6 +67,7 @@ def split_company(
     refused: Aside = lambda message: False,
     *,
     front: Front | None = None,
+    open_enclave: OpenEnclave = LocalEnclave,
 ) -> Iterator[SplitDriver]:
     """Start the enclave, have every party meet it, and end it whatever happens.
 
@@ -71,6 +75,7 @@ def split_company(
         num_classes: Number of classes of a classification; 0 of any other task.
         middle: Middle stages of an enclave that owns a pipeline.
         front: Front part of all clients; cut from the model by the run file when left out.
+        open_enclave: Opens an enclave on the network; another than the default is for benches only.
     """
     split = run.split
     # a new session name for each start, so that nothing of an earlier one can be replayed
@@ -88,7 +93,7 @@ def split_company(
             addresses[name], endpoints[name] = wire.address, (identity, endpoint)
         config, workers = _enclave_config(run, home, session, addresses, num_classes), home.path / "workers"
         if far is None:
-            process: LocalEnclave | ConfinedEnclave = _local_enclave(run, workers, config, middle)
+            process: LocalEnclave | ConfinedEnclave = _local_enclave(run, workers, config, middle, open_enclave)
         else:
             behind_pipes = _piped_workers(split, home, session)
             ends = stack.enter_context(confined_workers(workers, behind_pipes, run.train.threads))
@@ -173,9 +178,11 @@ def party_of(run: SplitRun, home: RunDirectory, identity: Identity, line: Connec
     return EnclavePeer(identity, line, ClientHandshake(identity, occasion, epochs, lambda: policy_of(split)))
 
 
-def _local_enclave(run: SplitRun, directory: Path, config: EnclaveConfig, middle: MiddleStages | None) -> LocalEnclave:
+def _local_enclave(
+    run: SplitRun, directory: Path, config: EnclaveConfig, middle: MiddleStages | None, open_enclave: OpenEnclave
+) -> LocalEnclave:
     if middle is None:
-        return LocalEnclave(directory, config, config.threads)
+        return open_enclave(directory, config, config.threads)
     owns = EnclaveOwnerConfig(enclave=config, run=middle.run, middle=str(middle.home.path.resolve()))
     return LocalEnclave(directory, owns, config.threads, ("phalanx", "enclave", "own"))
 
