@@ -78,13 +78,14 @@ def measure_line(steps: int = 8, turns: int = 3, mbit: int = 100) -> dict[str, A
                 _run_inside(near, "arm", name, far, str(steps), str(out))
                 results[name].append(json.loads(out.read_text()))
                 print_progress(f"{name}, turn {turn + 1} of {turns}: {results[name][-1]['step_s']:.3f} s a step")
-    rows = [_summarise_arm(name, ARMS[name], measured) for name, measured in results.items()]
+    rows = [summarise_arm(name, ARMS[name], measured) for name, measured in results.items()]
     return {"steps": steps, "turns": turns, "mbit": mbit, "line_mbit": line_mbit, "rows": rows}
 
 
-def _summarise_arm(name: str, arm: SplitArm, results: list[dict[str, Any]]) -> dict[str, Any]:
-    figures = [key for key in results[0] if key != "adapters_digest"]
-    digests = {result["adapters_digest"] for result in results}
+def summarise_arm(name: str, arm: SplitArm, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of an arm: medians over its turns, and the digest of its weights where all turns have one."""
+    figures = [key for key in results[0] if key != "weights_digest"]
+    digests = {result["weights_digest"] for result in results}
     return {
         "arm": name,
         **arm.as_row(),
@@ -92,7 +93,7 @@ def _summarise_arm(name: str, arm: SplitArm, results: list[dict[str, Any]]) -> d
         "step_s_least": min(result["step_s"] for result in results),
         "step_s_most": max(result["step_s"] for result in results),
         # one and the same in every turn, or none
-        "adapters_digest": digests.pop() if len(digests) == 1 else None,
+        "weights_digest": digests.pop() if len(digests) == 1 else None,
     }
 
 
@@ -175,7 +176,7 @@ def _probe_line(near: str, far: str) -> float:
 def run_arm(name: str, far: str, steps: str, out: str) -> None:
     """Be owner and clients of an arm, and write what it came to."""
     arm, count = ARMS[name], _WARM_UP + int(steps)
-    run = _make_run(arm, count)
+    run = make_run(arm, count)
     source = open_model(run.model, cache_directory() / "models", run.train.seed)
     with (
         scratch_directory() as directory,
@@ -188,11 +189,12 @@ def run_arm(name: str, far: str, steps: str, out: str) -> None:
 
         with split_company(run, home, source, open_enclave=open_enclave) as lead:
             figures = _measure_steps(lead, run, arm, count)
-            figures["adapters_digest"] = lead.request_weights_digest()
+            figures["weights_digest"] = lead.request_weights_digest()
     Path(out).write_text(json.dumps(figures))
 
 
-def _make_run(arm: SplitArm, steps: int) -> SplitRun:
+def make_run(arm: SplitArm, steps: int) -> SplitRun:
+    """Return the run of an arm, whose owner and clients listen on the first machine."""
     run = make_split_run(arm, steps)
     # a simulated enclave listens on its own machine only; here both machines are one
     transport = run.split.transport.model_copy(update={"bind": _NEAR})
