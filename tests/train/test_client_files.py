@@ -218,7 +218,7 @@ def opened(make, tmp_path) -> tuple[object, object, ModelSource]:
 def test_a_clients_draws_are_those_of_a_run_that_plays_it_whatever_was_drawn_before(opened):
     client, run, source = opened
     texts = read_texts(client, run, "south", source, print).draws
-    loader = BatchLoader(LocalTexts(texts._train), 4, run.train.seed)
+    loader = BatchLoader(LocalTexts(texts._train.rows), 4, run.train.seed)
 
     local = [loader.next_batch() for _ in range(9)]
 

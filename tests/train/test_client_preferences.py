@@ -37,6 +37,8 @@ objective = { kind = "dpo", beta = 0.2 }
 steps = 4
 batch_size = 8
 microbatches = 2
+[optimizer]
+lr = 1e-2
 [split]
 cut = 1
 clients = 2
@@ -61,7 +63,7 @@ def make(tmp_path):
 
     def write(train=range(12), test=range(20, 24), extra="", **changes):
         run = RUN.replace("TOKENIZER", f'{{ kind = "file", path = "{tmp_path}/tokenizer.json" }}')
-        for old, new in {"PREFERENCES": 'template = "plain"', "HOME": str(tmp_path), **changes}.items():
+        for old, new in {"PREFERENCES": 'template = "plain"', **changes, "HOME": str(tmp_path)}.items():
             run = run.replace(old, new)
         (tmp_path / "run.toml").write_text(run)
         for name, rows in (("train", train), ("test", test)):
