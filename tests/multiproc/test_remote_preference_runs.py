@@ -8,6 +8,9 @@ import pytest
 from test_remote_split_runs import REMOTE, Parties
 from test_remote_split_runs import RUN as LABELLED
 
+from phalanx.data.preferences import pairs
+from phalanx.data.preferences.preference import parse_preference
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 TASK = LABELLED[LABELLED.index("[data.labelled.task]") : LABELLED.index("[train]")]
 RUN = (
@@ -24,28 +27,37 @@ def pair(name, number):
     return {"prompt": f"{name} asks {number}:", "chosen": f" yes {number % 7}", "rejected": f" no {number % 5}"}
 
 
+def trained_pairs():
+    """The pairs of the union that a run on it trains on, in its order; each client has every second one."""
+    union = [pair(name, n) for n in range(24) for name in ("north", "south")]
+    return union, [one for one in union if not pairs._is_held_out(parse_preference(one, "pairs", ()), 0, 0.1)]
+
+
+def as_lines(preferences):
+    return "".join(f"{json.dumps(one)}\n" for one in preferences)
+
+
 class Choosers(Parties):
-    """The same parties, with preferences; the union has them in turns."""
+    """The same parties, with preferences; the union has those of both, and some that are held out."""
 
     def __init__(self, home):
         super().__init__(home)
-        lines = [json.dumps(pair(name, n)) for n in range(20) for name in ("north", "south")]
-        (home / "union.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        (home / "union.jsonl").write_text(as_lines(trained_pairs()[0]))
         remote = RUN.replace("REMOTE", REMOTE).replace("PREFERENCES", '{ template = "plain" }')
         (home / "run.toml").write_text(
             remote.replace("SHARE", "0.05").replace("PORT", self.port).replace("HOME", str(home))
         )
-        # of the union nothing is held out, so that each client's share is its own file
-        local = RUN.replace("REMOTE", "").replace("validate_every = 12", "validate_every = 0")
-        local = local.replace("PREFERENCES", '{ sources = [{ path = "HOME/union.jsonl" }] }').replace("SHARE", "0.0")
+        local = RUN.replace("REMOTE", "").replace("SHARE", "0.1")
+        local = local.replace("PREFERENCES", '{ sources = [{ path = "HOME/union.jsonl" }] }')
         (home / "local.toml").write_text(local.replace("HOME", str(home)))
 
     def _write_texts(self, name):
         texts = super()._write_texts(name)
-        for file, numbers in (("train", range(20)), ("test", range(100, 106))):
-            lines = [json.dumps(pair(name, number)) for number in numbers]
-            (self.home / name / f"{file}.jsonl").write_text("".join(f"{line}\n" for line in lines))
-        return [*texts, *("".join(pair(name, n).values()) for n in range(20))]
+        mine = trained_pairs()[1][("north", "south").index(name) :: 2]
+        held_out = [pair(name, number) for number in range(100, 106)]
+        for file, preferences in (("train", mine), ("test", held_out)):
+            (self.home / name / f"{file}.jsonl").write_text(as_lines(preferences))
+        return [*texts, *("".join(one.values()) for one in mine)]
 
 
 def test_clients_with_preferences_train_in_processes_of_their_own_what_one_process_trains(tmp_path):
