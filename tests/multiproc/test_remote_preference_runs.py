@@ -1,7 +1,6 @@
 """Remote clients with preferences, in real processes: no answer leaves one, and the steps are one process's."""
 
 import json
-import math
 import signal
 
 import pytest
@@ -73,9 +72,10 @@ def test_clients_with_preferences_train_in_processes_of_their_own_what_one_proce
         # rows of a reference round by those that are computed beside them, so these are not always the same bits
         losses, others = ([row[1] for row in parties.rows(run)] for run in ("run", "local"))
         assert losses == pytest.approx(others, rel=1e-4)
-        assert losses[0] == pytest.approx(math.log(2), abs=1e-5)
         found = parties.summary()["preferences"]
-        assert (found["accuracy_first"], found["kl"]) == (0.5, None)
+        # without dropout the model is its reference at first
+        assert found["margin_first"] == pytest.approx(0.0, abs=1e-4)
+        assert found["kl"] is None
         assert found["accuracy"] > 0.8 and found["margin"] > 0.1
         owned = b"".join(one.read_bytes() for one in (tmp_path / "owner" / "runs" / "run").rglob("*.*"))
         assert b"asks" not in owned and "asks" not in parties.log("enclave") + parties.log("owner")

@@ -3,7 +3,6 @@
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.lab.bench.alone import split_line
 from phalanx.lab.bench.alone.split_line import ARMS, open_line, summarise_arm
 
 
@@ -25,11 +24,3 @@ def test_where_no_line_can_be_made_the_command_and_what_it_needs_are_named(monke
 
     with pytest.raises(ConfigError, match=r"ip netns add .* needs Linux, root, ip and tc"), open_line(100):
         pytest.fail("there is a line")
-
-
-def test_both_machines_of_an_arm_have_addresses_of_one_network():
-    run = split_line.make_run(ARMS["masked-far"], 3)
-
-    assert run.split.transport.bind == "10.77.1.1"
-    assert run.split.masked_workers == ("masked-0",)
-    assert run.train.steps == 3

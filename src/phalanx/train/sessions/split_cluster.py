@@ -27,7 +27,7 @@ from phalanx.train.config import SplitRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.enclave_owner import EnclaveOwnerConfig
 from phalanx.train.sessions.middle_stages import MiddleStages
-from phalanx.transport import Endpoint, GrpcWire
+from phalanx.transport import Endpoint, GrpcWire, TransportConfig
 
 OpenEnclave = Callable[[Path, EnclaveConfig, int], LocalEnclave]
 """Opens an enclave with a directory for its file and log, its file, and its threads."""
@@ -68,6 +68,7 @@ def split_company(
     *,
     front: Front | None = None,
     open_enclave: OpenEnclave = LocalEnclave,
+    transport: TransportConfig | None = None,
 ) -> Iterator[SplitDriver]:
     """Start the enclave, have every party meet it, and end it whatever happens.
 
@@ -76,8 +77,9 @@ def split_company(
         middle: Middle stages of an enclave that owns a pipeline.
         front: Front part of all clients; cut from the model by the run file when left out.
         open_enclave: Opens an enclave on the network; another than the default is for benches only.
+        transport: Of owner and clients; that of the run file when left out.
     """
-    split = run.split
+    split, limits = run.split, transport or run.split.transport
     # a new session name for each start, so that nothing of an earlier one can be replayed
     session = f"{home.run_id}-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
@@ -86,9 +88,9 @@ def split_company(
         endpoints: dict[str, tuple[Identity, Endpoint]] = {}
         for name in (OWNER, *split.client_names):
             identity = home.owner if name == OWNER else load_identity(home.pki_directory / name)
-            wire = GrpcWire(identity, split.transport) if near is None else near.open_wire(name)
+            wire = GrpcWire(identity, limits) if near is None else near.open_wire(name)
             stack.callback(wire.close)
-            endpoint = stack.enter_context(Endpoint(identity, {}, session, wire, split.transport))
+            endpoint = stack.enter_context(Endpoint(identity, {}, session, wire, limits))
             endpoint.add_peer(enclave_of(home))
             addresses[name], endpoints[name] = wire.address, (identity, endpoint)
         config, workers = _enclave_config(run, home, session, addresses, num_classes), home.path / "workers"

@@ -176,7 +176,7 @@ def _probe_line(near: str, far: str) -> float:
 def run_arm(name: str, far: str, steps: str, out: str) -> None:
     """Be owner and clients of an arm, and write what it came to."""
     arm, count = ARMS[name], _WARM_UP + int(steps)
-    run = make_run(arm, count)
+    run = make_split_run(arm, count)
     source = open_model(run.model, cache_directory() / "models", run.train.seed)
     with (
         scratch_directory() as directory,
@@ -187,18 +187,12 @@ def run_arm(name: str, far: str, steps: str, out: str) -> None:
         def open_enclave(place: Path, config: EnclaveConfig, threads: int) -> LocalEnclave:
             return _FarEnclave(place, config, threads, far, home if name == "masked-far" else None)
 
-        with split_company(run, home, source, open_enclave=open_enclave) as lead:
+        # a simulated enclave listens on its own machine only; here both machines are one
+        transport = run.split.transport.model_copy(update={"bind": _NEAR})
+        with split_company(run, home, source, open_enclave=open_enclave, transport=transport) as lead:
             figures = _measure_steps(lead, run, arm, count)
             figures["weights_digest"] = lead.request_weights_digest()
     Path(out).write_text(json.dumps(figures))
-
-
-def make_run(arm: SplitArm, steps: int) -> SplitRun:
-    """Return the run of an arm, whose owner and clients listen on the first machine."""
-    run = make_split_run(arm, steps)
-    # a simulated enclave listens on its own machine only; here both machines are one
-    transport = run.split.transport.model_copy(update={"bind": _NEAR})
-    return run.model_copy(update={"split": run.split.model_copy(update={"transport": transport})})
 
 
 def _measure_steps(lead: SplitDriver, run: SplitRun, arm: SplitArm, steps: int) -> dict[str, Any]:
@@ -242,8 +236,6 @@ class _FarEnclave(LocalEnclave):
     def __init__(
         self, directory: Path, config: EnclaveConfig, threads: int, far: str, home: RunDirectory | None
     ) -> None:
-        local = config.split.transport.model_copy(update={"bind": "127.0.0.1"})
-        config = config.model_copy(update={"split": config.split.model_copy(update={"transport": local})})
         self._workers: list[PythonProcess] = []
         self._files: list[Path] = []
         if home is not None:
@@ -292,8 +284,8 @@ def run_enclave(namespace: str, file: str) -> None:
     """Be the enclave; masked workers that the file has certificates of are awaited."""
     _enter(namespace)
     config = load_config(Path(file), EnclaveConfig)
-    transport = config.split.transport.model_copy(update={"bind": _FAR})
-    config = config.model_copy(update={"split": config.split.model_copy(update={"transport": transport})})
+    far = config.split.transport.model_copy(update={"bind": _FAR})
+    config = config.model_copy(update={"split": config.split.model_copy(update={"transport": far})})
     ends = {}
     if config.workers:
         with socket.create_server((_FAR, _WORKER_PORT)) as server:
