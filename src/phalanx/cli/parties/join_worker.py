@@ -78,7 +78,7 @@ def worker_file(home: Path, owner: str, host: str, port: int, more: str = "") ->
     """Return the text of a worker's file.
 
     Args:
-        more: Lines of further keys.
+        more: Lines of keys that stand before the section `transport`.
     """
     return (
         f"identity = {json.dumps(str(home.resolve()))}\n"

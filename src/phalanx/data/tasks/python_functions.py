@@ -18,7 +18,7 @@ def load_python_functions(home: Path | None = None) -> LabelledExamples:
     """Read at most 250 functions of each of eight packages, without their docstrings.
 
     Args:
-        home: Folder that may have another release's packages; else those of this interpreter are read.
+        home: Folder that may have another release's packages; else this interpreter's are read.
     """
     folder = home if home is not None and (home / CLASSES[0]).is_dir() else Path(sysconfig.get_path("stdlib"))
     chosen = unique_examples(CLASSES, _read_functions(folder), str(folder))

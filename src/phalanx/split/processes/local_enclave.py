@@ -80,7 +80,7 @@ class EnclaveConfig(StrictModel):
         workers: PEM of masked workers that were started for this enclave; empty where it starts them itself.
         cache: Directory for models that are written out.
         split: Mode, cut, tier and the rest.
-        objective: What the back part learns, with its settings where it has any.
+        objective: The objective of the back part, with its settings where it has any.
         classes: Number of classes of a classification; 0 of any other task.
         document_attention: Whether attention stays inside documents.
         precision: Matrix products of the back part while it learns.

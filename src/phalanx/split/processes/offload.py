@@ -26,7 +26,7 @@ def start_offload(
     ends: Mapping[str, socket.socket] | None = None,
     bind: str = "",
 ) -> Iterator[Prepare]:
-    """Start or await the workers that multiply for the enclave, where the mode asks for them, and end what it started.
+    """Start or await the workers that multiply for the enclave, where the mode asks for them, and end its own ones.
 
     Args:
         ends: Pipes to workers that were started for it, where it can start none itself.

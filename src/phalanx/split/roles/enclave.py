@@ -40,7 +40,7 @@ class Tally(Protocol):
         """Take summed loss and targets of a client's held-out rows, the class found for each, and its own.
 
         Args:
-            pair_sums: As in `HeldOutScores`.
+            pair_sums: Sums over pairs, which `HeldOutScores` describes.
         """
 
 

@@ -25,7 +25,7 @@ class ScoreTotals:
     Attributes:
         classes: For each class: its texts, the texts that were taken for it, and the right ones; empty of a language
             model.
-        pair_sums: As in `HeldOutScores`.
+        pair_sums: Sums over pairs, which `HeldOutScores` describes.
     """
 
     def __init__(self, numbers: Sequence[float], num_pair_sums: int = 0) -> None:
@@ -64,7 +64,7 @@ class RemoteLead(OwnerRequests):
     Args:
         split: The section of the run file.
         num_classes: Number of classes of a classification; 0 of a language model.
-        num_pair_sums: How many sums over pairs a measurement comes to.
+        num_pair_sums: Number of sums over pairs in a measurement.
 
     Attributes:
         timer: Phases of the steps, as the owner sees them.

@@ -31,7 +31,7 @@ class ClientTurns:
     Args:
         model: Digest of the enclave's copy of the model's files; a client with another copy is refused.
         counts: Whether the held-out texts of a client are in the sums; asked when all of a turn are measured.
-        num_pair_sums: How many sums over pairs a measurement comes to.
+        num_pair_sums: Number of sums over pairs in a measurement.
     """
 
     def __init__(

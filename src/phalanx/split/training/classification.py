@@ -17,8 +17,8 @@ class HeldOutScores(NamedTuple):
     """The scores of held-out rows.
 
     Attributes:
-        pair_sums: Of pairs: twice the pairs of which the better answer is worth more, where equal ones count once, and
-            the sum of the differences in worth; empty of anything else.
+        pair_sums: Twice the pairs of which the better answer is worth more, where equal ones count once, and the sum of
+            the differences in worth; empty where rows are no pairs.
     """
 
     loss: float

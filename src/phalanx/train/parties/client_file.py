@@ -95,7 +95,7 @@ class ClientFile(StrictModel):
 
     @property
     def preference_files(self) -> tuple[PreferenceSource, PreferenceSource]:
-        """Return the files of preferences: of those that are learned, and of those that are held out."""
+        """Return the files of preferences, learned ones and held-out ones."""
         learned, held_out = (PreferenceSource(path=Path(path), shape=self.shape) for path in (self.train, self.test))
         return learned, held_out
 

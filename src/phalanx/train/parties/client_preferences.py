@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PreferenceRows:
-    """Pairs of answers, two rows each, with what an objective reads beside them."""
+    """Pairs of answers, two rows each, with further rows that an objective reads."""
 
     pairs: PairRows
 
@@ -65,14 +65,14 @@ def look_at_preferences(wanted: PreferencesConfig, train: PreferenceSource, test
 def read_preferences(
     run: SplitRun, source: ModelSource, files: Sequence[PreferenceSource], directory: Path, tell: Tell
 ) -> tuple[list[PreferenceRows], str]:
-    """Encode a client's preferences, and compute once what the model before training says of them.
+    """Encode a client's preferences, and compute once their log-probabilities under the model before training.
 
     The reference is this client's own copy of the model's files, of which one block is in memory at a time; its
     log-probabilities stay in the client's directory, and leave it sealed with the rows that they belong to.
 
     Args:
-        files: Of the pairs that are learned, and of those that are held out.
-        directory: This client's own.
+        files: The file of the pairs that are learned, and the file of held-out ones.
+        directory: Directory of this client, which keeps the log-probabilities there.
 
     Returns:
         The rows of both files, and the digest of what renders and encodes, the same for all clients.

@@ -1,4 +1,4 @@
-"""The texts of one client, as its turns draw them; preferences with what its own copy of the model says of them."""
+"""The texts of one client, as its turns draw them; preferences with the log-probabilities of its own reference."""
 
 import hashlib
 import secrets

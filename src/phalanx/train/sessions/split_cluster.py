@@ -77,7 +77,7 @@ def split_company(
         middle: Middle stages of an enclave that owns a pipeline.
         front: Front part of all clients; cut from the model by the run file when left out.
         open_enclave: Opens an enclave on the network; another than the default is for benches only.
-        transport: Of owner and clients; that of the run file when left out.
+        transport: Transport of owner and clients; that of the run file when left out.
     """
     split, limits = run.split, transport or run.split.transport
     # a new session name for each start, so that nothing of an earlier one can be replayed

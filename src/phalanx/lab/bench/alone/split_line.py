@@ -1,12 +1,13 @@
-"""A split between two machines: what attestation, sealing and pads cost on a line of 100 Mbit/s.
+"""A split between two machines: costs of attestation, sealing and pads on a line of 100 Mbit/s.
 
 ``python -m phalanx.lab.bench.alone.split_line OUT.json [--steps 8] [--turns 3] [--mbit 100]``; Linux and root.
 
 Two network namespaces with addresses of their own stand for the machines; the line between them is a pair of virtual
 Ethernet devices, each of which a token bucket slows down. Owner and three clients are on the first, the enclave on the
 second. A masked worker is beside the enclave ("masked"), or at the other end of the line ("masked-far"), without TLS
-there. Rows hold medians over all steps but the first two of each turn. `step_s` is wall time; `line_bytes` is what the
-first machine's device has sent and received, packets' headers included; CPU times are as in ``phalanx bench split``.
+there. Rows hold medians over all steps but the first two of each turn. `step_s` is wall time; `line_bytes` are the
+bytes that the first machine's device has sent and received, packets' headers included; CPU times are as in ``phalanx
+bench split``.
 `appraise_s` is the wall time in which all four parties get new evidence and appraise it, one after the other.
 `line_mbit` is the speed of the line, by a plain TCP transfer.
 """
@@ -174,7 +175,7 @@ def _probe_line(near: str, far: str) -> float:
 
 
 def run_arm(name: str, far: str, steps: str, out: str) -> None:
-    """Be owner and clients of an arm, and write what it came to."""
+    """Be owner and clients of an arm, and write its figures."""
     arm, count = ARMS[name], _WARM_UP + int(steps)
     run = make_split_run(arm, count)
     source = open_model(run.model, cache_directory() / "models", run.train.seed)
