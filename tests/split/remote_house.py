@@ -8,9 +8,10 @@ import torch
 from split_house import CONFIG, LIMITS, House
 from split_scene import SEQ, VOCAB
 
+from phalanx.engine import NO_EXTRAS
 from phalanx.objectives import mark_classes
 from phalanx.security.tee import SimAttester
-from phalanx.split import ENCLAVE, FrontPart, TensorKinds, microbatches_of, task_of
+from phalanx.split import ENCLAVE, FrontPart, kinds_of_task, microbatches_of, task_of
 from phalanx.split.channel import messages as say
 from phalanx.split.channel import turn_messages as ask
 from phalanx.split.channel.connection import Connection
@@ -44,7 +45,7 @@ class Texts:
         classes = torch.randint(0, CLASSES, (rows,), generator=generator).tolist()
         ids = torch.randint(CLASSES, VOCAB, (rows, SEQ), generator=generator)
         ids[:, 0] = torch.tensor(classes)
-        return ids, mark_classes(classes, [SEQ] * rows, SEQ)
+        return ids, mark_classes(classes, [SEQ] * rows, SEQ), NO_EXTRAS
 
     def draw_rows(self, draw):
         return [self.rows(1, draw, at) for at in range(len(self.own_microbatches))]
@@ -85,7 +86,7 @@ class RemoteSession:
         self.threads[0].start()
         task = task_of(house.objective, house.classes)
         width = house.source.hidden_size
-        self.kinds = TensorKinds(house.rows, SEQ, width, split.wire, task.label_shape, task.num_answers)
+        self.kinds = kinds_of_task(task, house.rows, SEQ, width, split.wire)
         self.front = FrontPart(house.source, split.cut, wire=split.wire)
         self.server.announce_address("")
 
@@ -148,9 +149,9 @@ class RemoteSession:
         self.threads.append(threading.Thread(target=work, daemon=True))
         self.threads[-1].start()
 
-    def lead(self, aside=lambda message: False, num_classes=CLASSES):
+    def lead(self, aside=lambda message: False, num_classes=CLASSES, num_pair_sums=0):
         """The owner, once all clients are ready."""
-        lead = RemoteLead(self.house.split, self.party(OWNER, aside=aside), num_classes)
+        lead = RemoteLead(self.house.split, self.party(OWNER, aside=aside), num_classes, num_pair_sums)
         lead.meet_enclave()
         return lead
 

@@ -9,7 +9,7 @@ from phalanx.engine import StepInputs
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.security.crypto import Identity
-from phalanx.split import ENCLAVE, FrontPart, SplitDriver, TensorKinds, task_of
+from phalanx.split import ENCLAVE, FrontPart, SplitDriver, kinds_of_task, task_of
 from phalanx.split.channel.connection import Connection
 from phalanx.split.handshake.meeting import ClientHandshake
 from phalanx.split.handshake.party import EnclavePeer
@@ -42,7 +42,7 @@ class House:
         self.identities = {name: Identity.without_certificate(name) for name in names}
         self.session = 0
         self.prepare = keep_layers
-        self.objective, self.classes = "causal_lm", 0
+        self.objective, self.classes, self.rows = "causal_lm", 0, 1
 
     def open(self) -> "Session":
         self.session += 1
@@ -65,7 +65,7 @@ class House:
             optimizer=OptimizerConfig(lr=1e-2, warmup_steps=1, clip_norm=0.5),
             objective=self.objective,
             classes=self.classes,
-            rows=1,
+            rows=self.rows,
             seq=SEQ,
             microbatches=4,
             steps=20,
@@ -98,9 +98,7 @@ class Session:
             handshake = ClientHandshake(house.identities[party], terms_of_run, MemoryEpochs(), lambda: policy_of(split))
             parties.append(EnclavePeer(house.identities[party], line, None if split.mode == "plaintext" else handshake))
         task = task_of(house.objective, house.classes)
-        kinds = TensorKinds(
-            1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers, task.extra_kinds
-        )
+        kinds = kinds_of_task(task, house.rows, SEQ, house.source.hidden_size, split.wire)
         front = FrontPart(house.source, split.cut, wire=split.wire)
         self.lead = SplitDriver(split, parties[0], parties[1:], front, kinds, 4)
         self.thread.start()

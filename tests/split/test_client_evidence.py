@@ -147,7 +147,7 @@ def test_a_client_that_was_let_in_and_then_brings_worse_evidence_is_let_out(sour
         with pytest.raises(RefusedEvidenceError):
             south.appraise_again()
         session.server._turns.begin_turn(ask.ClientTurn(what="train", step=0, draw=0), 0)
-        ids, labels = Texts(1).draw_rows(0)[0]
+        ids, labels, _ = Texts(1).draw_rows(0)[0]
         taker._end.send_microbatch("train", 0, 1, ids, labels)
         with pytest.raises(RefusedEvidenceError, match="must send accepted evidence"):
             south.connection.await_message(say.Reply)

@@ -238,7 +238,7 @@ def test_held_out_texts_of_which_the_loss_is_no_number_spoil_no_sum_and_are_told
 
     assert math.isfinite(found.loss)
     # of two clients; those of the third one are left out
-    assert found.targets == 2 * sum(len(ids) for ids, _ in texts_of("north").held_out())
+    assert found.targets == 2 * sum(len(ids) for ids, *_ in texts_of("north").held_out())
     facts = [(one.client, one.step, one.reason, one.is_excluded) for one in told]
     assert facts == [("west", 0, "not_finite", False), ("west", 0, "not_finite", False)]
 
@@ -254,8 +254,8 @@ class LyingHeldOut(Texts):
 
     def held_out(self):
         for at in range(7):
-            ids, labels = self.rows(2, at, rows=3)
-            yield ids, torch.where(labels >= 0, (labels + 1) % CLASSES, labels)
+            ids, labels, extras = self.rows(2, at, rows=3)
+            yield ids, torch.where(labels >= 0, (labels + 1) % CLASSES, labels), extras
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def inputs_of(draw):
     for number in range(2):
         texts = Texts(number)
         parts.update(zip(texts.own_microbatches, texts.draw_rows(draw), strict=True))
-    ids, labels = zip(*(parts[at] for at in sorted(parts)), strict=True)
+    ids, labels, _ = zip(*(parts[at] for at in sorted(parts)), strict=True)
     return StepInputs(ids, labels, 4)
 
 
@@ -47,7 +47,7 @@ def local_run(source, directory, steps):
             (name, *part) for number, name in enumerate(("client-0", "client-1")) for part in Texts(number).held_out()
         ]
         senders = [name for name, *_ in rows]
-        scores = session.lead.measure_held_out(steps, iter([(ids, labels) for _, ids, labels in rows]), senders)
+        scores = session.lead.measure_held_out(steps, iter([(ids, labels) for _, ids, labels, _ in rows]), senders)
         weights = {name: value.clone() for name, value in session.server._trainer.trained_weights()}
         return (
             [(one.loss, one.norm, one.num_targets) for one in taken],
@@ -74,11 +74,9 @@ def test_remote_clients_train_and_score_what_one_process_does_bit_for_bit(source
 
     assert [(one.loss, one.norm, one.num_targets) for one in taken] == losses
     assert (found.loss, found.targets) == (scores.loss, scores.targets)
+    true = [int(x) for n in range(2) for _, y, _ in Texts(n).held_out() for x in y[y >= 0]]
     assert sum(right for *_, right in found.classes) == sum(
-        answer == label
-        for answer, label in zip(
-            scores.answers, [int(x) for n in range(2) for _, y in Texts(n).held_out() for x in y[y >= 0]], strict=True
-        )
+        answer == label for answer, label in zip(scores.answers, true, strict=True)
     )
     assert set(statements) == {OWNER}
     assert list(session.failures) == []
@@ -265,7 +263,7 @@ def test_a_turn_before_all_are_ready_or_of_another_step_is_refused(source, tmp_p
 def test_a_client_that_sends_without_being_asked_is_refused_and_changes_nothing(source, tmp_path):
     with RemoteHouse(source, tmp_path).open() as session:
         taker, north = session.client("north")
-        ids, labels = Texts(0).draw_rows(0)[0]
+        ids, labels, _ = Texts(0).draw_rows(0)[0]
         taker._end.send_microbatch("train", 0, 0, ids, labels)
 
         with pytest.raises(FrameError, match="was asked for no microbatch"):

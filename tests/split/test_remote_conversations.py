@@ -8,7 +8,7 @@ from remote_house import CLIENTS, MICROBATCHES, RemoteHouse, Texts
 from split_house import House
 from split_scene import HIDDEN, LAYERS, SEQ, VOCAB, same
 
-from phalanx.engine import StepInputs
+from phalanx.engine import NO_EXTRAS, StepInputs
 from phalanx.errors import FrameError
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.objectives import IGNORE, causal_lm_loss
@@ -28,7 +28,7 @@ class Talks(Texts):
         labels = tokens[:, 1:].clone()
         asked = torch.randint(1, SEQ - 1, (rows,), generator=generator)
         labels[torch.arange(SEQ) < asked[:, None]] = IGNORE
-        return tokens[:, :-1].contiguous(), labels
+        return tokens[:, :-1].contiguous(), labels, NO_EXTRAS
 
 
 class TalkHouse(RemoteHouse):
@@ -45,7 +45,8 @@ def batch(draw):
     for number in range(2):
         texts = Talks(number)
         parts.update(zip(texts.own_microbatches, texts.draw_rows(draw), strict=True))
-    return tuple(zip(*(parts[at] for at in range(MICROBATCHES)), strict=True))
+    ids, labels, _ = zip(*(parts[at] for at in range(MICROBATCHES)), strict=True)
+    return ids, labels
 
 
 def remote_run(source, directory, **given):
@@ -72,7 +73,7 @@ def test_remote_clients_with_conversations_have_the_bits_of_one_that_plays_them(
     with house.open() as session:
         local = [session.lead.train_step(step, StepInputs(*batch(step), 0)) for step in range(STEPS)]
         rows = [(name, *part) for n, name in enumerate(("client-0", "client-1")) for part in Talks(n).held_out()]
-        scores = session.lead.measure_held_out(STEPS, iter([row[1:] for row in rows]), [row[0] for row in rows])
+        scores = session.lead.measure_held_out(STEPS, iter([row[1:3] for row in rows]), [row[0] for row in rows])
         assert same(dict(session.server._trainer.trained_weights()), weights)
 
     assert [(one.loss, one.norm, one.num_targets) for one in taken] == [

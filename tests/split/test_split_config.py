@@ -137,3 +137,30 @@ def test_a_root_in_a_clients_policy_that_cannot_be_read_is_named_before_anything
     with pytest.raises(ConfigError, match=r"client_policies\.north: roots"):
         check_split(remote(north=broken), source, seq=SEQ, objective="causal_lm")
     check_split(remote(north=TPM), source, seq=SEQ, objective="causal_lm")
+
+
+REMOTE = {"clients": 2, "remote_clients": ("north", "south"), "remote_enclave": "localhost:7071", "pki": "keys"}
+MASKED = {**REMOTE, "mode": "masked", "allow_insecure_sim": True}
+AT = MaskedConfig(address="localhost:7072")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({**MASKED}, ["masked.address", "set it"]),
+        ({"mode": "masked", "allow_insecure_sim": True, "masked": AT}, ["masked.address", "remove it"]),
+        ({**MASKED, "masked": MaskedConfig(address="far.example:7072")}, ["far.example", "this machine only"]),
+        (
+            {**MASKED, "masked": AT, "tier": "process", "allow_insecure_sim": False},
+            ["masked.address", "reaches no network"],
+        ),
+        ({**MASKED, "masked": AT, "workers_see_hidden_states": True}, ["hidden states", "no client appraises them"]),
+        ({**REMOTE, "mode": "plaintext", "insecure": True}, ["cross sealed", '"masked"']),
+    ],
+)
+def test_masked_workers_of_others_come_with_clients_of_others(given, named):
+    with pytest.raises(ValidationError) as refusal:
+        SplitConfig(**{"cut": 2, **given})
+
+    assert [word for word in named if word not in str(refusal.value)] == []
+    assert SplitConfig(cut=2, **MASKED, masked=AT).masked_workers == ("masked-0",)

@@ -217,25 +217,25 @@ def opened(make, tmp_path) -> tuple[object, object, ModelSource]:
 
 def test_a_clients_draws_are_those_of_a_run_that_plays_it_whatever_was_drawn_before(opened):
     client, run, source = opened
-    texts = read_texts(client, run, "south", source).draws
-    loader = BatchLoader(LocalTexts(texts._train), 4, run.train.seed)
+    texts = read_texts(client, run, "south", source, print).draws
+    loader = BatchLoader(LocalTexts(texts._train.rows), 4, run.train.seed)
 
     local = [loader.next_batch() for _ in range(9)]
 
     assert texts.own_microbatches == (1, 3)
     for draw in (8, 0, 5):
-        ids = torch.cat([ids for ids, _ in texts.draw_rows(draw)])
+        ids = torch.cat([ids for ids, *_ in texts.draw_rows(draw)])
         assert torch.equal(ids, local[draw].input_ids)
-    assert sum(ids.shape[0] for ids, _ in texts.held_out()) == 11
+    assert sum(ids.shape[0] for ids, *_ in texts.held_out()) == 11
 
 
 def test_a_commitment_is_the_same_after_a_restart_and_tells_nothing_without_its_secret(opened, tmp_path):
     client, run, source = opened
-    texts = read_texts(client, run, "north", source).draws
+    texts = read_texts(client, run, "north", source, print).draws
     first = texts.texts_commitment(client.state_directory)
     (tmp_path / "elsewhere").mkdir(mode=0o700)
 
-    assert read_texts(client, run, "north", source).draws.texts_commitment(client.state_directory) == first
+    assert read_texts(client, run, "north", source, print).draws.texts_commitment(client.state_directory) == first
     assert texts.texts_commitment(tmp_path / "elsewhere") != first
     assert (client.state_directory / "commitment.key").stat().st_mode & 0o777 == 0o600
     other = ClientDraws(texts._test, texts._train, (0,), 2, 0)

@@ -10,9 +10,10 @@ from phalanx.data import IGNORE
 from phalanx.engine import UNGUARDED
 from phalanx.errors import CheckpointError, DataError, FailedBatchError
 from phalanx.models import LoraConfig
+from phalanx.objectives.dpo import DpoSettings
+from phalanx.objectives.pairs import REFERENCE
 from phalanx.optimizers import OptimizerConfig
-from phalanx.split import BackTrainer, FrontPart, SplitConfig, build_back
-from phalanx.split.training.task import NextToken
+from phalanx.split import BackTrainer, FrontPart, SplitConfig, build_back, task_of
 from phalanx.testing import MemoryCompany, random_batch, tiny_run
 from phalanx.testing.tiny import with_split
 from phalanx.train import step_inputs
@@ -74,7 +75,7 @@ def make_trainer(tmp_path_factory):
 def whole_of(company):
     run = company.run_config
     back = build_back(company.source, CUT, adapter=run.model.adapter, seed=run.train.seed)
-    return BackTrainer(back, NextToken(), run.optimizer, run.train.steps, run.train.seed)
+    return BackTrainer(back, task_of(run.train.objective, 0), run.optimizer, run.train.steps, run.train.seed)
 
 
 def microbatches(company, step):
@@ -110,6 +111,37 @@ def test_steps_losses_measurements_and_weights_are_those_of_a_back_part_in_one_p
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert [report.attempts for report in owned.reports] == [1, 1, 1]
+
+
+def test_pairs_of_answers_are_learned_and_measured_as_by_a_back_part_in_one_process(tmp_path):
+    run = joined_run()
+    # both rows of a pair in a microbatch; its files are of no use here
+    train = run.train.model_copy(update={"objective": DpoSettings(beta=0.5), "batch_size": 4 * run.train.microbatches})
+    run = run.model_copy(update={"train": train})
+
+    def pairs(company, step):
+        generator = torch.Generator().manual_seed(step)
+        for hidden, labels in microbatches(company, step):
+            yield hidden, labels, {REFERENCE: torch.rand(len(labels), generator=generator) - 30.0}
+
+    with MemoryCompany(run, tmp_path / "run", cache=tmp_path / "models") as company:
+        owned = OwnedCompany(company)
+        back = build_back(company.source, CUT, adapter=run.model.adapter, seed=train.seed)
+        trainer = PipelineTrainer(whole_of(company), owned, company.source.vocab_size)
+        whole = BackTrainer(back, task_of(train.objective, 0), run.optimizer, train.steps, train.seed)
+        held_out = next(pairs(company, 99))
+
+        for step in range(2):
+            for one in (trainer, whole):
+                for microbatch in pairs(company, step):
+                    one.learn_microbatch(*microbatch)
+            assert trainer.step() == pytest.approx(whole.step(), rel=1e-6)
+            assert [targets for _, targets in trainer.step_losses] == [2] * train.microbatches
+            assert [loss for loss, _ in trainer.step_losses] == pytest.approx([loss for loss, _ in whole.step_losses])
+
+        found, expected = trainer.measure_microbatch(*held_out), whole.measure_microbatch(*held_out)
+        assert (found.targets, found.answers) == (expected.targets, ())
+        assert (found.loss, *found.pair_sums) == pytest.approx((expected.loss, *expected.pair_sums), rel=1e-5)
 
 
 def test_another_session_goes_on_from_the_state_with_the_same_bits(make_trainer):

@@ -9,34 +9,38 @@ from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import print_figures, print_rows, write_json
 from phalanx.errors import ConfigError
 
-_LATER = BACKDOOR, LEAKS, MEDICAL = "backdoor", "leaks", "medical"
+_LATER = BACKDOOR, DOMAINS, LEAKS, MEDICAL = "backdoor", "domains", "leaks", "medical"
+_COMPARED = (MEDICAL, DOMAINS)
 _LEGENDS = {
     BACKDOOR: "held-out text; success: mean (least-most) over the seeds of the target following the trigger",
     LEAKS: "what the host of a split recovers from the messages that cross the cut",
     MEDICAL: "accuracy and macro-F1 on test texts, mean ± half of the 95 % interval over the seeds",
+    DOMAINS: "accuracy and macro-F1 on test texts, mean ± half of the 95 % interval over the seeds",
     "": "perplexity on held-out text, best epoch / last epoch; below: least-most over the seeds",
 }
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="vulnerability, defence, medical, leaks or backdoor.")],
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="vulnerability, defence, medical, domains, leaks or backdoor.")
+    ],
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: at most 10 minutes on 2 cores.")] = False,
     small: Annotated[bool, typer.Option("--small", help="All cells, with less text, width and steps.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing; print finished cells.")] = False,
     *,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write JSON to this file.")] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Directory of data files (medical).")
+        Path | None, typer.Option("--data", metavar="DIR", help="Directory of data files (medical, domains).")
     ] = None,
 ) -> Answer:
     """Train or measure a table and print it; repeat the command to continue after an interruption."""
     if quick and small:
         raise ConfigError("reproduce: --quick and --small exclude each other; choose one").with_facts(code="PHX-C002")
     size = "quick" if quick else "small" if small else "full"
-    if data is not None and table != MEDICAL:
-        raise ConfigError(f"reproduce: {table} reads no data files; --data is for {MEDICAL}")
-    if table == MEDICAL:
-        result, tables = _reproduce_medical(size, finished, data)
+    if data is not None and table not in _COMPARED:
+        raise ConfigError(f"reproduce: {table} reads no data files; --data is for {' and '.join(_COMPARED)}")
+    if table in _COMPARED:
+        result, tables = _reproduce_medical(table, size, finished, data)
     elif table == BACKDOOR:
         result, tables = _reproduce_backdoor(size, finished)
     elif table == LEAKS:
@@ -68,13 +72,16 @@ def _reproduce_lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any]
     return (result := train_table(table, size=size, only_finished=finished)), as_tables(result["summary"])
 
 
-def _reproduce_medical(size: str, finished: bool, data: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _reproduce_medical(
+    table: str, size: str, finished: bool, data: Path | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Secure split fine-tuning, compared with what else there is."""
-    from phalanx.lab.reproduce.medical import SIZES, as_tables, reproduce_medical
+    from phalanx.lab.reproduce.medical import DOMAIN_SIZES, SIZES, as_tables, reproduce_medical
 
-    if size not in SIZES:
-        raise ConfigError(f"reproduce: {MEDICAL} has no size {size!r}; use --quick or neither")
-    result = reproduce_medical(size=size, only_finished=finished, home=data)
+    sizes = SIZES if table == MEDICAL else DOMAIN_SIZES
+    if size not in sizes:
+        raise ConfigError(f"reproduce: {table} has no size {size!r}; choices: {', '.join(sizes)}")
+    result = reproduce_medical(size=size, only_finished=finished, home=data, table=table)
     return result, as_tables(result["summary"])
 
 

@@ -238,7 +238,8 @@ class WholeModel:
         """Return the summed loss of held-out rows, the number of targets, and the predicted classes."""
         ids = with_marks(batch.input_ids, batch.extras)
         if self._task is not None:
-            return self._task.measure_rows(self._stage, ids, batch.labels)
+            scores = self._task.measure_rows(self._stage, ids, batch.labels)
+            return scores.loss, scores.targets, scores.answers
         output = self._stage(ids)
         # how far the next token is found, whatever rows are weighted by in training
         loss, targets = (

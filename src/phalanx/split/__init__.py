@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         build_back as build_back,
         cut_model as cut_model,
     )
-    from phalanx.split.training.task import task_of as task_of
+    from phalanx.split.training.task import kinds_of_task as kinds_of_task, task_of as task_of
     from phalanx.split.training.trainer import BackTrainer as BackTrainer
 
 

@@ -10,7 +10,7 @@ from phalanx.security.crypto import LOCAL_HOSTS
 from phalanx.security.seal import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, ReleasePolicy
 from phalanx.security.tee import PolicyConfig, policy_files
 from phalanx.split.admission.config import ClientAdmissionConfig
-from phalanx.split.masked.config import MaskedConfig
+from phalanx.split.masked.config import HOST_AND_PORT, MaskedConfig
 from phalanx.transport import TransportConfig
 
 ENCLAVE = "enclave"
@@ -19,7 +19,6 @@ OWNER = "owner"
 """Party name of the owner, which keeps sealed states and asks for the release; it sees no tensor but released ones."""
 _REMOTE_KEYS = ("remote_clients", "remote_enclave", "pki")
 _PARTY = r"^[a-z0-9][a-z0-9-]{0,62}$"
-_ADDRESS = r"^([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[1-9][0-9]{0,4}$"
 _MAY_BE_SIMULATED = ("sim", "auto")
 HardwareTier = Literal["snp", "tdx", "nitro", "az-snp-vtpm", "tpm"]
 """Tiers that rest on a machine's hardware, each named like its evidence, the strongest first."""
@@ -40,7 +39,7 @@ class SplitConfig(StrictModel):
     remote_clients: tuple[Annotated[str, Field(pattern=_PARTY)], ...] = ()
     """Names of clients that are processes of others, in the order of their turns: each has its own files, keys and
     policy (`phalanx client`), and no text of theirs reaches the owner. Left out, the run plays all clients itself."""
-    remote_enclave: Annotated[str, Field(pattern=_ADDRESS)] | None = None
+    remote_enclave: Annotated[str, Field(pattern=HOST_AND_PORT)] | None = None
     """`host:port` of the enclave that `phalanx enclave serve` is, which owner and remote clients call."""
     pki: str | None = None
     """Directory with the authority's certificate, the owner's keys and the enclave's certificate, for such a run."""
@@ -117,6 +116,7 @@ class SplitConfig(StrictModel):
                 do="remove it",
             )
         self._check_remote()
+        self._check_masked_address()
         self._check_client_policies()
         if self.admission is not None and self.workers_see_hidden_states:
             raise ValueError(
@@ -146,14 +146,38 @@ class SplitConfig(StrictModel):
                 f"remote_clients names {', '.join(names)}; expected as many different names as clients = "
                 f"{self.clients}, and neither {OWNER} nor {ENCLAVE}"
             )
-        if self.mode != "sealed" or self.workers_see_hidden_states:
-            raise ValueError('remote_clients: others\' texts cross sealed; set mode = "sealed", without [pipeline]')
+        if self.mode == "plaintext":
+            raise ValueError('remote_clients: others\' texts cross sealed; set mode = "sealed" or "masked"')
+        if self.workers_see_hidden_states:
+            raise ValueError(
+                "remote_clients: workers of middle stages read hidden states, from which text can be rebuilt, and no "
+                "client appraises them; remove workers_see_hidden_states and [pipeline]"
+            )
         if self.tier == "auto":
             raise ValueError('tier = "auto" is for an enclave of this machine; name the tier of the remote one')
         if self.tier == "sim" and self.enclave_host not in LOCAL_HOSTS:
             raise ValueError(
                 f"remote_enclave = {self.remote_enclave!r}: a simulated enclave is reachable on this machine only; "
                 'set the tier of its hardware, or "process"'
+            )
+
+    def _check_masked_address(self) -> None:
+        """Masked workers that are processes of others come with clients that are, and to an enclave on a network."""
+        address = self.masked.address
+        if (address is not None) != bool(self.remote_clients and self.mode == "masked"):
+            raise ValueError(
+                'masked.address: is where an enclave of remote clients awaits the workers of mode = "masked"; '
+                + ("remove it" if address else "set it")
+            )
+        if address is not None and self.tier == "process":
+            raise ValueError(
+                'masked.address: an enclave of tier = "process" reaches no network and no worker of others; set the '
+                'tier of its hardware, or mode = "sealed"'
+            )
+        if address is not None and self.tier == "sim" and host_of(address) not in LOCAL_HOSTS:
+            raise ValueError(
+                f"masked.address = {address!r}: a simulated enclave is reachable on this machine only; set the tier of "
+                "its hardware"
             )
 
     def _check_client_policies(self) -> None:
@@ -213,4 +237,9 @@ class SplitConfig(StrictModel):
     @property
     def enclave_host(self) -> str:
         """The host of a remote enclave; empty where the run starts its own."""
-        return (self.remote_enclave or ":").rpartition(":")[0].strip("[]")
+        return host_of(self.remote_enclave or ":")
+
+
+def host_of(address: str) -> str:
+    """Return the host of a ``host:port``."""
+    return address.rpartition(":")[0].strip("[]")

@@ -20,7 +20,7 @@ from phalanx.security.tee import Attester, SimAttester
 from phalanx.split.channel.client_order import client_of, microbatches_of
 from phalanx.split.channel.link import REFUSALS, FrameLink, PlainLink
 from phalanx.split.channel.resend_window import TRIES
-from phalanx.split.channel.tensor_kinds import TensorKinds, What
+from phalanx.split.channel.tensor_kinds import What
 from phalanx.split.config import ENCLAVE, SplitConfig
 from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake
 from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
@@ -29,7 +29,7 @@ from phalanx.split.roles.client import Feedback, PackedMicrobatch, SplitClient
 from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.training.classification import HeldOutScores
 from phalanx.split.training.parts import FewBits, Front, FrontPart, build_back
-from phalanx.split.training.task import NextToken, SplitTask
+from phalanx.split.training.task import NextToken, SplitTask, kinds_of_task
 from phalanx.split.training.trainer import BackTrainer
 
 _Taken = TypeVar("_Taken")
@@ -165,15 +165,8 @@ class SplitSimulator:
         trainer = self.trainer = BackTrainer(
             back, task, scene.optimizer, scene.total_steps, scene.seed, precision=scene.precision
         )
-        self._kinds = TensorKinds(
-            scene.rows,
-            scene.seq,
-            scene.source.hidden_size + scene.document_attention,
-            split.wire,
-            task.label_shape,
-            task.num_answers,
-            task.extra_kinds,
-        )
+        width = scene.source.hidden_size + scene.document_attention
+        self._kinds = kinds_of_task(task, scene.rows, scene.seq, width, split.wire)
         gate = None if split.release is None else ReleaseGate(split.release)
         self.enclave = Enclave(trainer, self._kinds, scene.microbatches, split.client_names, gate)
         self._identities = {name: Identity.without_certificate(name) for name in (ENCLAVE, *split.client_names)}
@@ -217,11 +210,13 @@ class SplitSimulator:
         loss = sum(loss for loss, _ in losses) / targets
         return SimulatedStep(loss, targets, norm, self.bytes_crossed - before)
 
-    def measure_held_out(self, ids: Tensor, labels: Tensor, client: str | None = None) -> HeldOutScores:
+    def measure_held_out(
+        self, ids: Tensor, labels: Tensor, client: str | None = None, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> HeldOutScores:
         """Return what held-out rows come to, sent by one client; the first when left out."""
         sender = self.clients[client or self._scenario.split.client_names[0]]
         step = self.enclave.trainer.num_steps
-        replies = self._send_packed(sender, sender.pack_microbatch("held_out", step, 0, ids, labels))
+        replies = self._send_packed(sender, sender.pack_microbatch("held_out", step, 0, ids, labels, extras))
         crossing = FrameInTransit(sender.name, False, "result.held_out", step, 0, 0, bytes(replies[sender.name]))
         return self._carry_frame(crossing, lambda raw: sender.read_scores(raw, step, 0, ids.shape[0]))
 

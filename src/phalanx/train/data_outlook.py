@@ -86,7 +86,7 @@ def count_rows(run: RunConfig, source: ModelSource, cache: Path) -> DataCounts |
         data.labelled is not None and data.labelled.own_task is not None and not data.labelled.own_task.train
     ):
         return None
-    if data.conversations is not None and not data.conversations.sources:
+    if any(files is not None and not files.sources for files in (data.conversations, data.preferences)):
         return None
     if data.preferences is not None:
         single = WANTED in OBJECTIVES[run.train.objective_kind].extras

@@ -60,8 +60,8 @@ def test_an_unknown_table_names_the_choices(calls, capsys):
 
     assert (
         capsys.readouterr().err
-        == "error: reproduce: unknown table 'defense'; choices: backdoor, defence, leaks, medical, vulnerability "
-        "[PHX-C002]\n"
+        == "error: reproduce: unknown table 'defense'; choices: backdoor, defence, domains, leaks, medical, "
+        "vulnerability [PHX-C002]\n"
     )
 
 
@@ -135,13 +135,14 @@ def medical_calls(monkeypatch):
         "rows": [],
     }
 
-    def reproduce_medical(*, size, only_finished, home):
-        made.append((size, only_finished, home))
+    def reproduce_medical(*, size, only_finished, home, table):
+        made.append((table, size, only_finished, home))
         return found
 
     module = ModuleType("phalanx.lab.reproduce.medical")
     vars(module).update(
         SIZES={"full": None, "quick": None},
+        DOMAIN_SIZES={"full": None},
         reproduce_medical=reproduce_medical,
         as_tables=lambda summary: {"icd10": [{"arm": "split_sealed", "accuracy": "0.812 ± 0.031"}]},
     )
@@ -152,15 +153,22 @@ def medical_calls(monkeypatch):
 def test_the_medical_table_shows_arms_differences_and_what_is_absent(calls, medical_calls, capsys, tmp_path):
     assert run_command(["reproduce", "medical", "--quick", "--data", str(tmp_path)]) == 0
 
-    assert medical_calls == [("quick", False, tmp_path)]
+    assert medical_calls == [("medical", "quick", False, tmp_path)]
     shown = capsys.readouterr().out
     assert "0.812 ± 0.031" in shown
     assert "paired by seed" in shown
     assert "not found" in shown
 
 
+def test_texts_of_other_domains_are_a_table_of_their_own(calls, medical_calls):
+    assert run_command(["reproduce", "domains", "--finished"]) == 0
+
+    assert medical_calls == [("domains", "full", True, None)]
+
+
 def test_what_a_table_does_not_have_is_refused(calls, medical_calls, capsys, tmp_path):
     assert run_command(["reproduce", "medical", "--small"]) == 2
+    assert run_command(["reproduce", "domains", "--quick"]) == 2
     assert run_command(["reproduce", "defence", "--data", str(tmp_path)]) == 2
 
     assert (calls, medical_calls) == ([], [])

@@ -46,7 +46,7 @@ def run_of(bench) -> SplitRun:
             sequence_length=SIZE.tokens,
         ),
         train=TrainConfig(
-            steps=bench.steps,
+            steps=bench.arm_steps,
             seed=0,
             batch_size=SIZE.rows * CLIENTS,
             microbatches=CLIENTS,
@@ -72,11 +72,11 @@ def test_a_client_and_an_enclave_in_processes_of_their_own_come_to_the_losses_an
         deterministic_kernels(1),
         split_company(run, home, bench.source, material.num_classes, front=front) as lead,
     ):
-        for step in range(bench.steps):
-            ids, labels = zip(*(material.train.pick(next(one)) for one in dealt), strict=True)
+        for step in range(bench.arm_steps):
+            ids, labels = zip(*(material.train.pick_rows(next(one)) for one in dealt), strict=True)
             losses.append(lead.train_step(step, StepInputs(ids, labels, SIZE.rows * CLIENTS)).loss)
-        held_out = (material.test.pick(range(at, at + SIZE.rows)) for at in range(0, SIZE.test, SIZE.rows))
-        answers += lead.measure_held_out(bench.steps, held_out).answers
+        held_out = (material.test.pick_rows(range(at, at + SIZE.rows)) for at in range(0, SIZE.test, SIZE.rows))
+        answers += lead.measure_held_out(bench.arm_steps, held_out).answers
 
-    assert losses == cell.more["losses"] and len(losses) == bench.steps >= 4
+    assert losses == cell.more["losses"] and len(losses) == bench.arm_steps >= 4
     assert ConfusionMatrix.count_answers(answers, material.test.classes, material.num_classes) == cell.scores[0]

@@ -1,5 +1,6 @@
 """phalanx join: from a token to a worker that serves, and comes back when its owner does."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,11 @@ from phalanx.cli.answers.answer import Answer
 from phalanx.cli.files import write_text
 from phalanx.cli.parties.join_split import CLIENT, ENCLAVE, ClientOptions, join_split
 from phalanx.cli.parties.join_worker import (
+    MASKED_KEYS,
     bracket_host,
     enrol_worker,
+    keep_terms,
+    serve_masked,
     serve_stage,
     serve_worker,
     serve_writer,
@@ -47,6 +51,12 @@ def join(
     writer: Annotated[
         bool, typer.Option("--writer", help="Write texts for a run with [rollouts], as `phalanx rollout-worker` does.")
     ] = False,
+    masked: Annotated[
+        bool,
+        typer.Option(
+            "--masked", help="Multiply masked numbers for a split's enclave, as `phalanx masked-worker` does."
+        ),
+    ] = False,
     train: Annotated[
         Path | None, typer.Option(help="Client of a split: file of its training texts, which stay here.")
     ] = None,
@@ -70,22 +80,26 @@ def join(
     client_words = ClientOptions(train, test, policy, allow_insecure_sim, attester, tpm)
     if token.name == ENCLAVE or client_words.file_settings or (home / CLIENT).exists():
         return join_split(token, home, client_words, serve=serve)
-    if stage and writer:
-        raise ConfigError("--stage and --writer: a machine joins as one of both; give one")
-    file = home / ("stage.toml" if stage else "writer.toml" if writer else "worker.toml")
+    if [stage, writer, masked].count(True) > 1:
+        raise ConfigError("--stage, --writer and --masked: a machine joins as one of them; give one")
+    file = home / ("stage.toml" if stage else "writer.toml" if writer else "masked.toml" if masked else "worker.toml")
     settings: dict[str, Setting] = {} if advertise is None else {"advertise": bracket_host(advertise)}
     settings |= {} if port is None else {"transport.port": port}
     if has_joined(token, home, file):
         typer.echo(f"{home}: already has keys, certificate and worker file")
     else:
-        enrolment = enrol_worker(token, home, advertise, _PORT if port is None else port)
+        enrolment = enrol_worker(token, home, advertise, _PORT if port is None else port, is_masked=masked)
+        owner = keep_terms(token.name, enrolment.run, home) if masked else enrolment.owner
         if file.exists():
-            settings["owner"] = enrolment.owner
+            settings["owner"] = owner
         else:
             listens = _PORT if port is None else port
             host = advertise or enrolment.own_host
-            write_text(file, worker_file(home, enrolment.owner, host, listens, has_journal=not (stage or writer)))
+            more = f"journal = {json.dumps(str(home.resolve() / 'state'))}\n"
+            more = MASKED_KEYS if masked else "" if stage or writer else more
+            write_text(file, worker_file(home, owner, host, listens, more))
             others = "max_size_bytes" if stage else "device, attention" if writer else "device, memory_mib"
+            others = "device" if masked else others
             typer.echo(f"{file}: edit it to set threads, {others} and others")
         note_joined(token, home)
     for change in change_file(file, settings):
@@ -94,6 +108,9 @@ def join(
         ended = "not served"
     elif stage:
         serve_stage(file)
+        ended = "complete"
+    elif masked:
+        serve_masked(file)
         ended = "complete"
     elif writer:
         ended = "complete" if serve_writer(file, stay=stay) else "left"

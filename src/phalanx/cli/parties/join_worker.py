@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from phalanx.cli.console import print_line
+from phalanx.cli.files import write_text
 
 if TYPE_CHECKING:
     from phalanx.pipeline import WorkerOutcome
@@ -18,8 +19,18 @@ if TYPE_CHECKING:
 _LOOKS_S = 60
 
 
-def enrol_worker(token: "JoinToken", home: Path, advertise: str | None, port: int) -> "JoinAnswer":
-    """Examine this machine, be probed and certified, and print the owner's requirements."""
+MASKED_KEYS = 'owner_name = "enclave"\nrejoins = true\n'
+"""Of the file of a masked worker, which an enclave awaits in one session after the other."""
+
+
+def enrol_worker(
+    token: "JoinToken", home: Path, advertise: str | None, port: int, *, is_masked: bool = False
+) -> "JoinAnswer":
+    """Examine this machine, be probed and certified, and print the owner's requirements.
+
+    Args:
+        is_masked: It works for the enclave of a split, whose run file comes with the certificate.
+    """
     from phalanx.errors import ConfigError
     from phalanx.pipeline.processes.own_memory import measure_own_memory
     from phalanx.pipeline.processes.own_speed import own_gflops
@@ -30,9 +41,10 @@ def enrol_worker(token: "JoinToken", home: Path, advertise: str | None, port: in
     bind = "::" if token.address.startswith("[") else "0.0.0.0"  # noqa: S104 - the owner is to reach it
     with ReachabilityListener(bind, port, token.secret) as door:
         enrolment = enrol_machine(token, home, JoinOffer(door.port, advertise, free_mib, gflops))
-    if enrolment.run:
+    if enrolment.run and not is_masked:
         raise ConfigError(
-            "--train and --test: expected with this token, which is for a client of a split with its own texts"
+            "--train and --test, or --masked: expected with this token, which is for a client of a split with its own "
+            "texts, or for a masked worker"
         )
     typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
     typer.echo(f"the owner can reach this machine; the clocks differ by {abs(enrolment.skew_s)} s")
@@ -47,14 +59,32 @@ def enrol_worker(token: "JoinToken", home: Path, advertise: str | None, port: in
     return enrolment
 
 
-def worker_file(home: Path, owner: str, host: str, port: int, *, has_journal: bool = True) -> str:
-    """Return the text of a worker's file."""
-    journal = f"journal = {json.dumps(str(home.resolve() / 'state'))}\n" if has_journal else ""
+def keep_terms(name: str, text: str, home: Path) -> str:
+    """Write the run file of a split beside a masked worker's keys; return where the enclave awaits the worker."""
+    from phalanx.errors import ConfigError
+    from phalanx.train.config import SplitRun, load_run
+    from phalanx.train.parties.invited import check_terms
+
+    check_terms(name, text)
+    path = home / "run.toml"
+    write_text(path, text)
+    run = load_run(path)
+    if not isinstance(run, SplitRun) or run.split.masked.address is None or name not in run.split.masked_workers:
+        raise ConfigError(f"{path}: has no masked worker {name}; join without --masked")
+    return run.split.masked.address
+
+
+def worker_file(home: Path, owner: str, host: str, port: int, more: str = "") -> str:
+    """Return the text of a worker's file.
+
+    Args:
+        more: Lines of keys that stand before the section `transport`.
+    """
     return (
         f"identity = {json.dumps(str(home.resolve()))}\n"
         f"owner = {json.dumps(owner)}\n"
         f"advertise = {json.dumps(bracket_host(host))}\n"
-        f"{journal}"
+        f"{more}"
         f"join_timeout_s = {_LOOKS_S}.0\n\n"
         f'[transport]\nbind = "{"::" if ":" in host else "0.0.0.0"}"\nport = {port}\n'  # noqa: S104 - others reach it
     )
@@ -90,6 +120,14 @@ def serve_worker(file: Path, *, stay: bool = False) -> "WorkerOutcome | None":
         typer.echo("stopped while no run was under way")
         return None
     return outcome
+
+
+def serve_masked(file: Path) -> None:
+    """Multiply masked numbers until the enclave ends the run."""
+    from phalanx.config import load_config
+    from phalanx.split.masked import MaskedWorkerConfig, run_masked_worker
+
+    run_masked_worker(load_config(file, MaskedWorkerConfig))
 
 
 def serve_stage(file: Path) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from phalanx.config import StrictModel
 from phalanx.data.chat.template import DEFAULT_TEMPLATES
@@ -75,7 +75,8 @@ class PreferencesConfig(StrictModel):
     """Answers of which it is known which is better, or whether it is wanted.
 
     Attributes:
-        sources: Read in this order; repeated ones are dropped.
+        sources: Read in this order; repeated ones are dropped. Empty where clients of a split are remote: each names
+            its own.
         template: How messages become text, as for conversations: ``model``, ``chatml``, ``plain`` or a ``.jinja`` file.
             Prompts that are plain texts need none: an answer follows them as it is.
         too_long: Treatment of a pair with a side that is longer than `sequence_length`: both prompts lose tokens of
@@ -83,7 +84,7 @@ class PreferencesConfig(StrictModel):
         broken: Treatment of an invalid line: equal sides, an empty answer, prompts that differ.
     """
 
-    sources: tuple[PreferenceSource, ...] = Field(min_length=1)
+    sources: tuple[PreferenceSource, ...] = ()
     template: str = OF_MODEL
     too_long: Literal["refuse", "drop", "cut"] = "cut"
     broken: Policy = "refuse"

@@ -28,8 +28,10 @@ class TensorKinds:
         hidden: Width of what crosses: the model's, and one more where borders of documents go with it.
         wire: Precision of activations, a key of `WIRE_DTYPES`.
         label_shape: Shape of the labels of so many rows of so many tokens.
-        extras: More rows that the objective reads, by name; training has them, a measurement has not.
+        extras: More rows that the objective reads in training, by name.
         num_answers: Numbers that come back for so many held-out rows, beside loss and targets.
+        held_out_extras: More rows that a measurement reads, by name.
+        num_pair_sums: Sums over held-out pairs that come back behind these.
     """
 
     rows: int
@@ -39,6 +41,12 @@ class TensorKinds:
     label_shape: Callable[[int, int], tuple[int, ...]]
     num_answers: Callable[[int], int] = lambda rows: 0
     extras: Mapping[str, ExtraRows] = field(default_factory=dict)
+    held_out_extras: Mapping[str, ExtraRows] = field(default_factory=dict)
+    num_pair_sums: int = 0
+
+    def extra_names(self, what: What) -> list[str]:
+        """Return the names of the extra rows of a microbatch, in the order in which they cross."""
+        return sorted(self.extras if what == "train" else self.held_out_extras)
 
     def cut_kind(self, what: What, rows: int) -> TensorKind:
         """Hidden states behind the front part, ``[rows, seq, hidden]``."""
@@ -51,9 +59,7 @@ class TensorKinds:
 
     def microbatch_kinds(self, what: What, rows: int) -> tuple[TensorKind, ...]:
         """All tensors of a microbatch, in the order in which they cross: activations, labels, extra rows by name."""
-        if what == "held_out":
-            return self.cut_kind(what, rows), self.label_kind(what, rows)
-        more = (self.extra_rows_kind(name, rows) for name in sorted(self.extras))
+        more = (self.extra_rows_kind(name, rows) for name in self.extra_names(what))
         return self.cut_kind(what, rows), self.label_kind(what, rows), *more
 
     def extra_rows_kind(self, name: str, rows: int) -> TensorKind:

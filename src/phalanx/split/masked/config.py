@@ -5,8 +5,10 @@ from typing import Literal, Self
 from pydantic import Field
 
 from phalanx.config import StrictModel
+from phalanx.config.strict import later_key
 from phalanx.transport import JoiningWorkerConfig
 
+HOST_AND_PORT = r"^([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[1-9][0-9]{0,4}$"
 MAX_ROWS = 512
 """Most rows of a pad where the config names no number."""
 
@@ -23,6 +25,8 @@ class MaskedConfig(StrictModel):
         reserve: Pads of each product that are kept ready, made in idle time.
         late_pads: Make a pad while the step waits where none is ready; without it the step is refused.
         second_worker: Have a second worker make the pads' products; it must not talk to the first one.
+        address: `host:port` at which the enclave of remote clients awaits its workers, which are processes of others;
+            left out, a run starts them on the enclave's machine.
         bound: Euclidean length that no row of activations exceeds, for one scale of all rows; left out, each row has
             its own, which is never less accurate.
     """
@@ -33,6 +37,7 @@ class MaskedConfig(StrictModel):
     late_pads: bool = True
     second_worker: bool = False
     bound: float | None = Field(default=None, gt=0)
+    address: str | None = later_key(None, pattern=HOST_AND_PORT)
 
     def for_tokens(self, tokens: int) -> Self:
         """This config with rows for microbatches of so many tokens, where it names none itself."""
@@ -47,3 +52,5 @@ class MaskedWorkerConfig(JoiningWorkerConfig):
 
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """`cpu` multiplies in float64, `cuda` in limbs of 8 bits."""
+    rejoins: bool = False
+    """Whether it waits for the next session where one breaks off, as the enclave of remote clients does."""

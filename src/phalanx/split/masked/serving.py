@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.errors import FrameError
+from phalanx.errors import FrameError, PeerLostError
 from phalanx.security.mask import MaskedWorker, ProductMessage
 from phalanx.split.masked.config import MaskedWorkerConfig
 from phalanx.split.masked.messages import (
@@ -22,13 +22,23 @@ from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner
 
 
 def run_masked_worker(config: MaskedWorkerConfig) -> None:
-    """Serve until the trusted side ends the run or is gone.
+    """Serve until the trusted side ends the run or is gone; with `rejoins`, until it ends the run.
 
     Args:
         config: This worker's identity, and where the trusted side listens.
+
+    Raises:
+        PeerLostError: The trusted side does not answer within `join_timeout_s`, or is gone.
     """
-    with join_owner(config) as link:
-        ProductService(link.endpoint, MaskedWorker(config.device)).serve_link(link)
+    while True:
+        with join_owner(config) as link:
+            try:
+                ProductService(link.endpoint, MaskedWorker(config.device)).serve_link(link)
+            except PeerLostError:
+                if not config.rejoins:
+                    raise
+            else:
+                return
 
 
 class ProductService:

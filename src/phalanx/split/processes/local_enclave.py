@@ -10,6 +10,7 @@ from phalanx.child import PythonProcess, request_stacks
 from phalanx.config import StrictModel, dump_toml
 from phalanx.errors import PeerLostError
 from phalanx.models import ModelConfig
+from phalanx.objectives import ObjectiveChoice
 from phalanx.optimizers import OptimizerConfig
 from phalanx.split.config import OWNER, SplitConfig
 
@@ -79,7 +80,7 @@ class EnclaveConfig(StrictModel):
         workers: PEM of masked workers that were started for this enclave; empty where it starts them itself.
         cache: Directory for models that are written out.
         split: Mode, cut, tier and the rest.
-        objective: A key of `OBJECTIVES`.
+        objective: The objective of the back part, with its settings where it has any.
         classes: Number of classes of a classification; 0 of any other task.
         document_attention: Whether attention stays inside documents.
         precision: Matrix products of the back part while it learns.
@@ -98,7 +99,7 @@ class EnclaveConfig(StrictModel):
     cache: str
     split: SplitConfig
     optimizer: OptimizerConfig
-    objective: str = "causal_lm"
+    objective: ObjectiveChoice = "causal_lm"
     classes: int = Field(default=0, ge=0)
     rows: int = Field(ge=1)
     seq: int = Field(ge=1)

@@ -21,12 +21,16 @@ def keep_layers(back: StageModule) -> None:
 
 @contextlib.contextmanager
 def start_offload(
-    config: EnclaveConfig, identity: Identity, ends: Mapping[str, socket.socket] | None = None
+    config: EnclaveConfig,
+    identity: Identity,
+    ends: Mapping[str, socket.socket] | None = None,
+    bind: str = "",
 ) -> Iterator[Prepare]:
-    """Start the workers that multiply for the enclave, where the mode asks for them, and end them whatever happens.
+    """Start or await the workers that multiply for the enclave, where the mode asks for them, and end its own ones.
 
     Args:
         ends: Pipes to workers that were started for it, where it can start none itself.
+        bind: Address at which workers of others are awaited, at the port of ``split.masked.address``.
 
     Yields:
         What puts masked layers in the place of the back part's frozen ones; adapters, attention, norms and whatever
@@ -40,6 +44,8 @@ def start_offload(
         opened_workers = (
             piped_workers(identity, config.workers, ends, masked_session(config.session), split.transport)
             if ends
+            else _await_workers(config, identity, bind)
+            if split.masked.address
             else _start_workers(config, identity)
         )
         workers = stack.enter_context(opened_workers)
@@ -52,6 +58,15 @@ def start_offload(
 def masked_session(session: str) -> str:
     """The session between an enclave and workers that were started for it."""
     return f"{session}-masked"
+
+
+def _await_workers(
+    config: EnclaveConfig, identity: Identity, bind: str
+) -> contextlib.AbstractContextManager[dict[str, RemoteWorker]]:
+    split = config.split
+    port = int((split.masked.address or ":0").rpartition(":")[2])
+    transport = split.transport.model_copy(update={"bind": bind, "port": port})
+    return remote_workers(identity, split.masked_workers, config.run, transport)
 
 
 def _start_workers(

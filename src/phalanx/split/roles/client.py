@@ -75,7 +75,7 @@ class SplitClient:
         return PackedMicrobatch(what, step, microbatch, rows, frames)
 
     def _check_extras(self, what: What, extras: Mapping[str, Tensor]) -> None:
-        expected_extras = sorted(self._kinds.extras) if what == "train" else []
+        expected_extras = self._kinds.extra_names(what)
         if sorted(extras) != expected_extras:
             raise DataError(f"extras: the batch has {sorted(extras)}, the objective reads {expected_extras}")
 
@@ -89,9 +89,15 @@ class SplitClient:
 
     def read_scores(self, frame: Frame, step: int, microbatch: int, rows: int) -> HeldOutScores:
         """Open what so many held-out rows came to; as `read` otherwise."""
-        kind = self._kinds.result_kind("held_out", _FIGURES + self._kinds.num_answers(rows))
-        _, loss, targets, *answers = self.link.unpack_tensor(frame, kind, step, microbatch).tolist()
-        return HeldOutScores(loss, self._check_counts([targets])[0], tuple(self._check_counts(answers)))
+        num_answers, num_sums = self._kinds.num_answers(rows), self._kinds.num_pair_sums
+        kind = self._kinds.result_kind("held_out", _FIGURES + num_answers + num_sums)
+        _, loss, targets, *more = self.link.unpack_tensor(frame, kind, step, microbatch).tolist()
+        answers, pair_sums = more[:num_answers], more[num_answers:]
+        # the first sum is a count, the second one of differences
+        self._check_counts(pair_sums[:1])
+        return HeldOutScores(
+            loss, self._check_counts([targets])[0], tuple(self._check_counts(answers)), tuple(pair_sums)
+        )
 
     def _check_counts(self, numbers: Sequence[float]) -> list[int]:
         if any(not (number >= 0 and number.is_integer()) for number in numbers):

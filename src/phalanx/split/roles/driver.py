@@ -127,25 +127,34 @@ class SplitDriver(OwnerRequests):
         return SplitStep(sum(loss for loss, _ in in_order) / targets, targets, norm, guard)
 
     def measure_held_out(
-        self, step: int, batches: Iterator[tuple[Tensor, Tensor]], senders: Sequence[str] = ()
+        self,
+        step: int,
+        batches: Iterator[tuple[Tensor, Tensor]],
+        senders: Sequence[str] = (),
+        extras: Sequence[Mapping[str, Tensor]] = (),
     ) -> HeldOutScores:
         """Return what held-out rows come to, with answers in their order.
 
         Args:
             senders: The client that sends each of them; clients take turns when left out.
+            extras: More rows of each of them, as the objective reads them.
         """
         losses: list[float] = []
         count = 0
         answers: list[int] = []
+        pair_sums: list[tuple[float, ...]] = []
         for number, (ids, labels) in enumerate(batches):
             name = senders[number] if senders else client_of(number, self._split.client_names)
-            self._send_microbatch("held_out", step, number, name, StepInputs((ids,), (labels,), 0))
+            more = (extras[number],) if extras else ()
+            self._send_microbatch("held_out", step, number, name, StepInputs((ids,), (labels,), 0, more))
             scores = self._ends[name].await_scores(step, number, ids.shape[0], self._resend_requested)
             losses.append(scores.loss)
             count += scores.targets
             answers += scores.answers
+            pair_sums.append(scores.pair_sums)
         # exact, so that it does not matter in which order clients are measured
-        return HeldOutScores(math.fsum(losses), count, tuple(answers))
+        totals = tuple(math.fsum(column) for column in zip(*pair_sums, strict=True))
+        return HeldOutScores(math.fsum(losses), count, tuple(answers), totals)
 
     # --- the end -----------------------------------------------------------------------------------
 

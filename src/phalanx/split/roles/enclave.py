@@ -29,9 +29,19 @@ class Tally(Protocol):
         """Take a step's norm, and summed loss and targets of each of its microbatches."""
 
     def note_measurement(
-        self, client: str, loss: float, targets: int, found: Sequence[int], true: Sequence[int]
+        self,
+        client: str,
+        loss: float,
+        targets: int,
+        found: Sequence[int],
+        true: Sequence[int],
+        pair_sums: Sequence[float] = (),
     ) -> object:
-        """Take summed loss and targets of a client's held-out rows, the class found for each, and its own."""
+        """Take summed loss and targets of a client's held-out rows, the class found for each, and its own.
+
+        Args:
+            pair_sums: Sums over pairs, which `HeldOutScores` describes.
+        """
 
 
 class ClientAdmission(Protocol):
@@ -137,16 +147,17 @@ class Enclave:
             return {}
         self._parts.pop((client, what), None)
         hidden, labels, *more = taken
+        extras = dict(zip(self._kinds.extra_names(what), more, strict=True))
         if what == "held_out":
-            loss, targets, answers = self.trainer.measure_microbatch(hidden, labels)
+            loss, targets, answers, pair_sums = self.trainer.measure_microbatch(hidden, labels, extras)
             if self.admission is not None:
                 self.admission.client_standings.note_measurement(client, loss, targets)
             if self.tally is not None:
                 # a language model answers no row
                 true = labels[labels != IGNORE].tolist() if answers else ()
-                self.tally.note_measurement(client, loss, targets, answers, true)
-            return {client: self._pack_result(client, what, microbatch, [math.nan, loss, targets, *answers], step)}
-        extras = dict(zip(sorted(self._kinds.extras), more, strict=True))
+                self.tally.note_measurement(client, loss, targets, answers, true, pair_sums)
+            numbers = [math.nan, loss, targets, *answers, *pair_sums]
+            return {client: self._pack_result(client, what, microbatch, numbers, step)}
         self.trainer.learn_microbatch(hidden, labels, extras)
         return {} if self.trainer.num_learned < self._microbatches else self._finish_step(rows)
 

@@ -18,6 +18,7 @@ from phalanx.split.config import OWNER
 from phalanx.split.processes.arrivals import Arrivals, PipeRelay
 from phalanx.split.processes.confined import ConfinedEnclave
 from phalanx.split.processes.local_enclave import EnclaveConfig
+from phalanx.split.processes.offload import start_offload
 from phalanx.split.roles.server import EnclaveServer
 from phalanx.transport import Endpoint, GrpcWire, JoinedPeer, TransportConfig
 
@@ -86,8 +87,11 @@ class EnclaveHost:
         torch.set_num_threads(config.threads)
         torch.use_deterministic_algorithms(True)
         source = open_model(config.model, Path(config.cache), config.seed)
+        if config.split.masked_workers:
+            self._say(f"waiting for {', '.join(config.split.masked_workers)} at {config.split.masked.address}")
+        prepare = stack.enter_context(start_offload(config, place.identity, bind=place.transport.bind))
         self._say("all parties are connected; the session begins")
-        server = EnclaveServer(config, place.identity, endpoint, source)
+        server = EnclaveServer(config, place.identity, endpoint, source, prepare)
         # each party knows already where it has called
         server.announce_address("")
         server.serve_messages(arrivals.check_returned)

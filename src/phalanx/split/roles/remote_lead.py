@@ -25,11 +25,19 @@ class ScoreTotals:
     Attributes:
         classes: For each class: its texts, the texts that were taken for it, and the right ones; empty of a language
             model.
+        pair_sums: Sums over pairs, which `HeldOutScores` describes.
     """
 
-    def __init__(self, numbers: Sequence[float]) -> None:
+    def __init__(self, numbers: Sequence[float], num_pair_sums: int = 0) -> None:
         self.loss, self.targets = numbers[0], _check_count(numbers[1])
-        counts = [_check_count(number) for number in numbers[2:]]
+        num_counts = len(numbers) - num_pair_sums
+        self.pair_sums = tuple(numbers[num_counts:])
+        if self.pair_sums and _check_count(self.pair_sums[0]) > 2 * self.targets:
+            raise FrameError(
+                f"held-out scores: {self.pair_sums[0]:g} halves of {self.targets} pairs are ordered rightly, which "
+                "is no sum"
+            )
+        counts = [_check_count(number) for number in numbers[2:num_counts]]
         self.classes = tuple(
             (counts[index], counts[index + 1], counts[index + 2]) for index in range(0, len(counts), _CLASS_NUMBERS)
         )
@@ -56,17 +64,18 @@ class RemoteLead(OwnerRequests):
     Args:
         split: The section of the run file.
         num_classes: Number of classes of a classification; 0 of a language model.
+        num_pair_sums: Number of sums over pairs in a measurement.
 
     Attributes:
         timer: Phases of the steps, as the owner sees them.
         commitments: Commitments to each client's data; a claim of the client.
     """
 
-    def __init__(self, split: SplitConfig, owner: EnclavePeer, num_classes: int) -> None:
+    def __init__(self, split: SplitConfig, owner: EnclavePeer, num_classes: int, num_pair_sums: int = 0) -> None:
         super().__init__(owner)
         self.timer = PhaseTimer()
         self.commitments: Mapping[str, str] = {}
-        self._split, self._num_classes = split, num_classes
+        self._split, self._num_classes, self._num_pair_sums = split, num_classes, num_pair_sums
         self._enclave_costs = Costs()
 
     @property
@@ -119,7 +128,8 @@ class RemoteLead(OwnerRequests):
 
     def request_scores(self, step: int) -> ScoreTotals:
         """Have all clients measure their held-out texts after so many finished steps; raises as `step`."""
-        return ScoreTotals(self._request_turn("held_out", step, 0, 2 + _CLASS_NUMBERS * self._num_classes))
+        num_numbers = 2 + _CLASS_NUMBERS * self._num_classes + self._num_pair_sums
+        return ScoreTotals(self._request_turn("held_out", step, 0, num_numbers), self._num_pair_sums)
 
     def compare_transcripts(self, enclave: Peer) -> dict[str, tuple[bytes, bytes]]:
         """Have all clients compare transcripts with the enclave, and compare the owner's here.

@@ -31,7 +31,7 @@ from phalanx.split.roles.turns import ClientTurns
 from phalanx.split.training.admitting_trainer import AdmittingTrainer
 from phalanx.split.training.parts import all_weights, build_back
 from phalanx.split.training.release import ReleaseMaker
-from phalanx.split.training.task import task_of
+from phalanx.split.training.task import kinds_of_task, task_of
 from phalanx.split.training.trainer import BackTrainer, SplitTrainer
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault
 
@@ -75,9 +75,7 @@ def open_back(config: EnclaveConfig, source: ModelSource, prepare: Prepare) -> B
     admission = split.admission
     admitting = None if admission is None else AdmittingTrainer(trainer, split.client_names, admission)
     width = source.hidden_size + config.document_attention
-    kinds = TensorKinds(
-        config.rows, config.seq, width, split.wire, task.label_shape, task.num_answers, task.extra_kinds
-    )
+    kinds = kinds_of_task(task, config.rows, config.seq, width, split.wire)
     return BackPart(trainer, admitting, kinds)
 
 
@@ -133,7 +131,13 @@ class EnclaveServer:
         self._turns: ClientTurns | None = None
         if config.passes_turns:
             counts = self._enclave.counts_in_sums
-            self._turns = ClientTurns(split.client_names, source.files_digest(), config.classes, counts=counts)
+            self._turns = ClientTurns(
+                split.client_names,
+                source.files_digest(),
+                config.classes,
+                counts=counts,
+                num_pair_sums=part.kinds.num_pair_sums,
+            )
             self._enclave.tally = self._turns
         self._lost_party = ""
         max_waiting = len(part.kinds.microbatch_kinds("train", config.rows)) * config.microbatches

@@ -31,6 +31,7 @@ class ClientTurns:
     Args:
         model: Digest of the enclave's copy of the model's files; a client with another copy is refused.
         counts: Whether the held-out texts of a client are in the sums; asked when all of a turn are measured.
+        num_pair_sums: Number of sums over pairs in a measurement.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class ClientTurns:
         num_classes: int,
         clock: Callable[[], float] = time.monotonic,
         counts: Callable[[str], bool] = lambda client: True,
+        num_pair_sums: int = 0,
     ) -> None:
         self._clients, self._model, self._num_classes = tuple(clients), model, num_classes
+        self._num_pair_sums = num_pair_sums
         self._counts_in = counts
         self._ready: dict[str, ask.ClientReady] = {}
         self._turn: ask.ClientTurn | None = None
@@ -93,11 +96,18 @@ class ClientTurns:
         self._complete_turn("train", [norm, sum(loss for loss, _ in losses), float(sum(count for _, count in losses))])
 
     def note_measurement(
-        self, client: str, loss: float, targets: int, found: Sequence[int], true: Sequence[int]
+        self,
+        client: str,
+        loss: float,
+        targets: int,
+        found: Sequence[int],
+        true: Sequence[int],
+        pair_sums: Sequence[float] = (),
     ) -> None:
         """Take what some held-out rows of a client came to."""
         sums = self._sums.setdefault(client, _ClientSums())
         sums.losses.append(loss)
+        sums.pairs.append(tuple(pair_sums))
         sums.targets += targets
         for predicted_class, other in zip(found, true, strict=True):
             sums.classes["found", predicted_class] += 1
@@ -174,7 +184,11 @@ class ClientTurns:
             for label in range(self._num_classes)
             for kind in _COUNTED
         ]
-        return [loss, *map(float, (sum(client_sums.targets for client_sums in sums), *counts))]
+        pair_sums = [
+            math.fsum(pairs[place] for client_sums in sums for pairs in client_sums.pairs)
+            for place in range(self._num_pair_sums)
+        ]
+        return [loss, *map(float, (sum(client_sums.targets for client_sums in sums), *counts)), *pair_sums]
 
 
 @dataclass
@@ -183,11 +197,12 @@ class _ClientSums:
 
     losses: list[float] = field(default_factory=list)
     targets: int = 0
+    pairs: list[tuple[float, ...]] = field(default_factory=list)
     classes: Counter[tuple[str, int]] = field(default_factory=Counter)
 
 
-Rows = tuple[Tensor, Tensor]
-"""Ids and labels of some rows."""
+Rows = tuple[Tensor, Tensor, Mapping[str, Tensor]]
+"""Ids, labels, and further rows by name, of some rows."""
 
 
 class ClientRows(Protocol):
@@ -251,14 +266,14 @@ class TurnTaker:
         self._party.check_trust(every_s=self._split.reattest_s, now=now)
         if turn.what == "train":
             mine = self._texts.own_microbatches
-            for number, (ids, labels) in zip(mine, self._texts.draw_rows(turn.draw), strict=True):
-                self._end.send_microbatch("train", turn.step, number, ids, labels)
+            for number, rows in zip(mine, self._texts.draw_rows(turn.draw), strict=True):
+                self._end.send_microbatch("train", turn.step, number, *rows)
             self._tell(turn.step, self._end.await_losses(turn.step, mine))
         else:
             self._measure_turn(turn.step)
 
     def _measure_turn(self, step: int) -> None:
-        for number, (ids, labels) in enumerate(self._texts.held_out()):
-            self._end.send_microbatch("held_out", step, number, ids, labels)
+        for number, (ids, labels, extras) in enumerate(self._texts.held_out()):
+            self._end.send_microbatch("held_out", step, number, ids, labels, extras)
             self._end.await_scores(step, number, ids.shape[0])
         self._party.connection.send_message(ask.TurnDone(step=step))

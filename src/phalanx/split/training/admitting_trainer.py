@@ -75,9 +75,11 @@ class AdmittingTrainer:
         self._targets[client] = self._targets.get(client, 0) + targets
         self._losses.append((loss, targets))
 
-    def measure_microbatch(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_microbatch(
+        self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> HeldOutScores:
         """As `SplitTrainer` says."""
-        return self._whole.measure_microbatch(hidden, labels)
+        return self._whole.measure_microbatch(hidden, labels, extras)
 
     def step(self) -> float:
         """Take one step with the aggregate of the admitted clients' gradients.

@@ -14,11 +14,17 @@ from phalanx.objectives import OBJECTIVES, ExtraRows, pooled_logits
 
 
 class HeldOutScores(NamedTuple):
-    """The scores of held-out rows."""
+    """The scores of held-out rows.
+
+    Attributes:
+        pair_sums: Twice the pairs of which the better answer is worth more, where equal ones count once, and the sum of
+            the differences in worth; empty where rows are no pairs.
+    """
 
     loss: float
     targets: int
     answers: tuple[int, ...] = ()
+    pair_sums: tuple[float, ...] = ()
 
 
 class Classification:
@@ -33,6 +39,16 @@ class Classification:
     def extra_kinds(self) -> Mapping[str, ExtraRows]:
         """None: a class is all that is learned."""
         return OBJECTIVES["classification"].extras
+
+    @property
+    def held_out_extras(self) -> Mapping[str, ExtraRows]:
+        """None."""
+        return {}
+
+    @property
+    def num_pair_sums(self) -> int:
+        """None: there are no pairs."""
+        return 0
 
     def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
         """Replace the head by a linear one of zeros: at first every class is as likely as any other."""
@@ -50,12 +66,19 @@ class Classification:
         """As `SplitTask` says; labels as `phalanx.objectives.mark_classes` makes them."""
         return OBJECTIVES["classification"](back(hidden), labels, extras)
 
-    def measure_rows(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_rows(
+        self, back: StageModule, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> HeldOutScores:
         """As `SplitTask` says: the likeliest class of each text, for the client that sent it."""
+        del extras
         logits = back(hidden)
         loss, targets = OBJECTIVES["classification"](logits, labels)
         pooled, _ = pooled_logits(logits, labels)
         return HeldOutScores(float(loss), targets, tuple(int(label) for label in pooled.argmax(dim=1)))
+
+    def count_targets(self, labels: Tensor) -> int:
+        """As `SplitTask` says: texts, each of which has one label that counts."""
+        return OBJECTIVES["classification"].count_targets(labels)
 
     def num_answers(self, rows: int) -> int:
         """One class a text."""

@@ -41,7 +41,9 @@ class SplitTrainer(Protocol):
     def learn_microbatch(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> object:
         """Take one microbatch of the next step."""
 
-    def measure_microbatch(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_microbatch(
+        self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> HeldOutScores:
         """Return the scores of a held-out microbatch; nothing changes."""
 
     def step(self) -> float:
@@ -148,11 +150,13 @@ class BackTrainer:
         return self.step_losses[-1]
 
     @torch.no_grad()
-    def measure_microbatch(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_microbatch(
+        self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> HeldOutScores:
         """Return the scores of a held-out microbatch; nothing changes."""
         self.back.eval()
         try:
-            return self.task.measure_rows(self.back, hidden.to(torch.float32), labels)
+            return self.task.measure_rows(self.back, hidden.to(torch.float32), labels, extras)
         finally:
             self.back.train()
 

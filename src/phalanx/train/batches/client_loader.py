@@ -19,6 +19,7 @@ class ClientLoader:
     Args:
         corpus: Shared out: client k of n has every nth sequence from the kth on; or each client's own, by name.
         clients: Party names, in the order of their turns.
+        batch_size: Sequences of a step, or pairs of them.
         microbatches: Microbatches of a step; clients take turns.
     """
 

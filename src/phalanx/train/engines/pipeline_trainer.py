@@ -68,7 +68,7 @@ class PipelineTrainer:
         """As `SplitTrainer` says: verified, applied and agreed on by holders and shadows."""
         step, fed = self.num_steps, tuple(self._fed)
         self.drop_microbatches()
-        targets = [int((labels != IGNORE).sum()) for _, labels, _ in fed]
+        targets = [self._whole.task.count_targets(labels) for _, labels, _ in fed]
         self.step_losses = [(math.nan, count) for count in targets]
         report = UNGUARDED
         try:
@@ -85,10 +85,12 @@ class PipelineTrainer:
             self._owned.report_guard(report)
         return result.gradient_norm
 
-    def measure_microbatch(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_microbatch(
+        self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> HeldOutScores:
         """As `SplitTrainer` says."""
         self._gather_weights()
-        return self._whole.measure_microbatch(hidden, labels)
+        return self._whole.measure_microbatch(hidden, labels, extras)
 
     def drop_microbatches(self) -> None:
         """As `SplitTrainer` says."""

@@ -18,6 +18,7 @@ from phalanx.split import SplitDriver, SplitStep
 from phalanx.split.channel.costs import Costs
 from phalanx.split.roles.remote_lead import RemoteLead
 from phalanx.telemetry import PhaseTimer
+from phalanx.train.batches.preferences import PreferenceScores
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import Scores, Validation
 from phalanx.train.batches.validation import perplexity_of
@@ -77,23 +78,30 @@ class LocalClients:
     Args:
         num_classes: Number of classes of a classification; 0 of any other task.
         holders: The client that has each held-out row; clients take turns with them when left out.
+        learns_pairs: Whether rows are pairs of answers, each with what its objective reads beside them.
     """
 
-    def __init__(self, lead: SplitDriver, num_classes: int = 0, holders: Sequence[str] = ()) -> None:
+    def __init__(
+        self, lead: SplitDriver, num_classes: int = 0, holders: Sequence[str] = (), *, learns_pairs: bool = False
+    ) -> None:
         self._lead, self._num_classes, self._holders = lead, num_classes, tuple(holders)
+        self._learns_pairs = learns_pairs
 
     def train_turn(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
         """As `ClientWork` says; the batch is named by its digest."""
         return self._lead.train_step(step, inputs), inputs.batch_digest()
 
     def measure_turn(self, step: int, batches: Iterable[Batch]) -> Validation:
-        """Perplexity on held-out batches, infinity when it overflows; of a classification its scores."""
+        """Perplexity on held-out batches, infinity when it overflows; of classes or pairs their scores."""
         kept_batches = list(batches)
         parts = [(with_marks(batch.input_ids, batch.extras), batch.labels) for batch in kept_batches]
         senders = list[str]()
         if self._holders:
             parts, senders = self._by_holder(parts)
-        total, count, answers = self._lead.measure_held_out(step, iter(parts), senders)
+        extras = [batch.extras for batch in kept_batches] if self._learns_pairs else ()
+        total, count, answers, pair_sums = self._lead.measure_held_out(step, iter(parts), senders, extras)
+        if pair_sums:
+            return _pair_scores(total, count, pair_sums)
         if self._num_classes:
             true = [int(label) for batch in kept_batches for label in batch.labels[batch.labels != IGNORE]]
             return Scores.from_predictions(total, answers, true, self._num_classes)
@@ -118,6 +126,12 @@ class LocalClients:
         return cut, senders
 
 
+def _pair_scores(loss: float, pairs: int, pair_sums: Sequence[float]) -> PreferenceScores:
+    """Return scores of sums over pairs; of the divergence from the reference an enclave tells nothing."""
+    ordered, margin = pair_sums
+    return PreferenceScores(loss / pairs, ordered / (2 * pairs), margin / pairs, None)
+
+
 class RemoteClients:
     """Clients that are processes of others and draw from their own texts.
 
@@ -140,6 +154,8 @@ class RemoteClients:
         del batches
         self._check(step)
         scores = self._lead.request_scores(step)
+        if scores.pair_sums:
+            return _pair_scores(scores.loss, scores.targets, scores.pair_sums)
         if not scores.classes:
             return perplexity_of(scores.loss, scores.targets)
         return Scores.from_counts(scores.loss, scores.classes)

@@ -1,7 +1,7 @@
 """The conversations of one client: looked at before anything is called, rendered and marked where they are."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from phalanx.config import canonical_json
 from phalanx.data import ChatCorpus, DataConfig, prepare_corpus
 from phalanx.data.chat.files import ConversationFiles
 from phalanx.data.chat.settings import ConversationsConfig, ConversationSource
+from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, DataError
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_vocabulary
@@ -33,10 +34,10 @@ class ConversationRows:
         """SHA-256 in hex of all that rows come from."""
         return self.corpus.digest
 
-    def pick_rows(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def pick_rows(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
         """Ids and labels of some conversations."""
         batch = self.corpus.train_batch(list(indices))
-        return batch.input_ids, batch.labels
+        return batch.input_ids, batch.labels, NO_EXTRAS
 
 
 def look_at_conversations(wanted: ConversationsConfig, train: Path, test: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, load_config
+from phalanx.data.chat.settings import PreferenceSource
 from phalanx.data.tasks import Columns, load_own
 from phalanx.errors import ConfigError
 from phalanx.security.crypto import Identity, load_identity
@@ -23,6 +24,7 @@ from phalanx.split.config import DEFAULT_TPM
 from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.train.config import RunConfig, SplitRun, load_run
 from phalanx.train.parties.client_conversations import look_at_conversations
+from phalanx.train.parties.client_preferences import look_at_preferences
 from phalanx.transport import TransportConfig
 
 _WITHOUT_PROOF = ("sim", "process")
@@ -38,13 +40,16 @@ class ClientFile(StrictModel):
     identity: str
     """Directory with this client's keys and certificate, as `phalanx pki request` makes it."""
     train: str
-    """Training texts: CSV, TSV or JSON lines; of conversations JSON lines. They are read here and go nowhere."""
+    """Training texts: CSV, TSV or JSON lines; of conversations and preferences JSON lines. They are read here and go
+    nowhere."""
     test: str
     """Held-out texts, none of which is a training text."""
     text: str | None = Field(default=None, min_length=1)
     """Column, or field, of the text; left out, as the run file says."""
     label: str | None = Field(default=None, min_length=1)
     """Column, or field, of the class; left out, as the run file says."""
+    shape: Literal["pairs", "hh"] = "pairs"
+    """Shape of preferences, as in `data.preferences.sources`."""
     policy: str | None = None
     """Policy file of this client: which enclave it trusts. Read again at every step. Left out, this release's own code,
     which tiers that prove nothing need `allow_insecure_sim` for, and tier "tpm" cannot do without."""
@@ -87,6 +92,12 @@ class ClientFile(StrictModel):
         if task is None:
             raise ConfigError(f"{self.run}: data.labelled.task has no classes, so the run has no clients of this kind")
         return Columns(self.text or task.text, self.label or task.label, task.classes)
+
+    @property
+    def preference_files(self) -> tuple[PreferenceSource, PreferenceSource]:
+        """Return the files of preferences, learned ones and held-out ones."""
+        learned, held_out = (PreferenceSource(path=Path(path), shape=self.shape) for path in (self.train, self.test))
+        return learned, held_out
 
     def sign_evidence(self, binding: Binding, identity: Identity) -> bytes:
         """Have this machine's attester sign a binding; it is opened for this and closed again."""
@@ -144,7 +155,9 @@ def read_client(path: Path) -> tuple[ClientFile, SplitRun, str]:
         client.check_attester(split.client_policies.get(name), name)
     except ConfigError as exc:
         raise ConfigError(f"{path}: {exc}").with_facts(**exc.error_facts | {"file": str(path)}) from exc
-    if run.data.conversations is None:
+    if run.data.preferences is not None:
+        look_at_preferences(run.data.preferences, *client.preference_files)
+    elif run.data.conversations is None:
         load_own(Path(client.train), Path(client.test), client.text_columns(run))
     else:
         look_at_conversations(run.data.conversations, Path(client.train), Path(client.test))

@@ -73,7 +73,7 @@ class ClientProcess:
         self._client, self._run, self._name, self._tell = client, run, name, tell
         self._identity = load_identity(Path(client.identity))
         source = open_model(run.model, cache_beside(client.state_directory) / "models", run.train.seed)
-        read = read_texts(client, run, name, source)
+        read = read_texts(client, run, name, source, tell)
         self._texts = read.draws
         self._front = FrontPart(
             source,

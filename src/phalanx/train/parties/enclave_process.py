@@ -105,7 +105,7 @@ def _enclave_config(
         cache=str(cache.resolve()),
         split=run.split,
         optimizer=run.optimizer,
-        objective=run.train.objective_kind,
+        objective=run.train.objective,
         classes=num_classes_of(run),
         rows=run.train.batch_size // run.train.microbatches,
         seq=run.data.sequence_length,

@@ -14,6 +14,7 @@ from phalanx.train.config import DomainRun, PipelineRun, SplitRun, load_run
 PORT = 7070
 """Where an owner listens for those that it has invited, if the run says nothing else."""
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - other machines are to reach it
+_MASKED = "multiply masked numbers, of which you see sizes and times, for the enclave, which awaits you"
 _MAX_BYTES = 12 * 1024
 """Of a run file that is sent with a certificate; an answer has 16 KiB."""
 
@@ -81,7 +82,8 @@ def check_terms(name: str, text: str) -> None:
 
 def _split_terms(run: SplitRun, target: Path, names: list[str], port: int | None) -> tuple[Path, str, JoinTerms]:
     split = run.split
-    unknown = [name for name in names if name not in (ENCLAVE, *split.remote_clients)]
+    workers = split.masked_workers if split.masked.address else ()
+    unknown = [name for name in names if name not in (ENCLAVE, *split.remote_clients, *workers)]
     if split.pki is None or split.remote_enclave is None or unknown:
         raise ConfigError(
             f"{target}: needs split.pki, split.remote_enclave and split.remote_clients with "
@@ -102,6 +104,7 @@ def _split_terms(run: SplitRun, target: Path, names: list[str], port: int | None
         f"sealed for the enclave, and the owner of the run gets sums over {split.clients} clients",
         *((evidence,) if proving else ()),
         f"as the enclave: listen on {split.remote_enclave} and train the layers behind them",
+        *((f"as {' or '.join(workers)}: {_MASKED} at {split.masked.address}; join with --masked",) if workers else ()),
         "stay until the owner ends the run; Ctrl-C stops, and the same command continues",
     )
     return Path(split.pki), _EVERYWHERE, JoinTerms(port or PORT, asks, run=text)

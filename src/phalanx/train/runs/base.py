@@ -39,6 +39,7 @@ from phalanx.train.runs.support import (
 from phalanx.train.train_section import LeakMeterConfig, TrainConfig
 
 Faults = Iterator[str | ValueError]
+REMOTE_TEXTS = "remote clients set these files in their client files, not the owner"
 
 
 class EvaluateConfig(StrictModel):
@@ -195,6 +196,13 @@ class BaseRun(StrictModel):
         fault = self.train.objection_to_pairs(self.data.preferences is not None, *self.row_cuts)
         if fault is not None:
             yield fault
+        pairs = self.data.preferences
+        if pairs is not None and bool(pairs.sources) == self.has_remote_texts:
+            yield (
+                f"data.preferences.sources: not allowed; {REMOTE_TEXTS}"
+                if pairs.sources
+                else "data.preferences.sources: missing; add at least one"
+            )
         talks = self.data.conversations
         if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
             yield (
@@ -252,6 +260,11 @@ class BaseRun(StrictModel):
     def remote_workers(self) -> tuple[str, ...]:
         """Names of workers of stages that other people start."""
         return ()
+
+    @property
+    def has_remote_texts(self) -> bool:
+        """Whether all texts are with parties that are processes of others."""
+        return False
 
     @property
     def text_parties(self) -> tuple[str, ...]:

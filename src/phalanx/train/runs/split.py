@@ -7,13 +7,12 @@ from phalanx.config import RefusedKeyError
 from phalanx.data import BpeConfig
 from phalanx.models import LoraConfig
 from phalanx.split import ENCLAVE, SplitConfig
-from phalanx.train.runs.base import BaseRun, Faults
+from phalanx.train.runs.base import REMOTE_TEXTS, BaseRun, Faults
 from phalanx.train.runs.pipeline import StagedBase
 from phalanx.train.runs.support import missing_section
 
 _MIN_JOINED_STAGES = 3
 """Stages of the pipeline of an enclave, which has the first and the last one itself."""
-_THEIRS = "remote clients set these files in their client files, not the owner"
 
 
 class SplitRun(BaseRun):
@@ -71,10 +70,10 @@ class SplitRun(BaseRun):
         own_files = None if data.labelled is None else data.labelled.own_task
         if own_files is not None and bool(own_files.train) == is_remote:
             has = "has train and test files" if is_remote else "has no train and test files"
-            yield f"data.labelled.task {has}: a run with local clients needs one file for each; {_THEIRS}"
+            yield f"data.labelled.task {has}: a run with local clients needs one file for each; {REMOTE_TEXTS}"
         if talks is not None and bool(talks.sources) == is_remote:
             yield (
-                f"data.conversations.sources: not allowed; {_THEIRS}"
+                f"data.conversations.sources: not allowed; {REMOTE_TEXTS}"
                 if is_remote
                 else "data.conversations.sources: missing; add at least one"
             )
@@ -82,11 +81,11 @@ class SplitRun(BaseRun):
             return
         if self.train.epochs is not None:
             yield "train.epochs: only remote clients know their number of texts; set train.steps"
-        if (own_files is None and talks is None) or isinstance(data.tokenizer, BpeConfig):
+        if not (own_files or talks or data.preferences) or isinstance(data.tokenizer, BpeConfig):
             yield (
-                "split.remote_clients need labelled texts or conversations of their own, and a tokenizer that "
-                "all parties have: set the classes of data.labelled.task, or data.conversations without "
-                'sources, and data.tokenizer.kind = "model" or "file"'
+                "split.remote_clients need labelled texts, conversations or preferences of their own, and a tokenizer "
+                "that all parties have: set the classes of data.labelled.task, or data.conversations or "
+                'data.preferences without sources, and data.tokenizer.kind = "model" or "file"'
             )
         if data.attention == "document":
             yield 'data.attention = "document": each conversation of a remote client is a separate row'
@@ -95,6 +94,10 @@ class SplitRun(BaseRun):
     def computes_in(self) -> Literal["fp32", "bf16"]:
         """What matrix products of both parts are computed in."""
         return "bf16" if self.train.precision == "bf16" else "fp32"
+
+    @property
+    def has_remote_texts(self) -> bool:
+        return bool(self.split.remote_clients)
 
     @property
     def text_parties(self) -> tuple[str, ...]:

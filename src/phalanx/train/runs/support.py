@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.config import OWN_KIND, RefusedKeyError, is_own
 from phalanx.objectives import OBJECTIVES, ObjectiveSettings, RolloutSettings
+from phalanx.objectives.kto import WANTED
 
 WHOLE_MODEL_OBJECTIVE = "causal_lm"
 """What every engine learns."""
@@ -322,12 +323,17 @@ def _objective_limits() -> Iterator[tuple[str, ValueLimit]]:
         reasons: dict[str, tuple[str, str]] = {}
         if name != WHOLE_MODEL_OBJECTIVE:
             reasons["deepspeed"] = (f"it supports {WHOLE_MODEL_OBJECTIVE} only", _NO_DEEPSPEED)
-        if objective.target == "pair":
-            reasons["split"] = ("it reads pairs of rows, but clients take turns with single texts", _STAGES_OR_RANKS)
+        if objective.head == "score":
+            reasons["split"] = ("an enclave has the language model's head, and none of scores", _STAGES_OR_RANKS)
+        elif WANTED in objective.extras:
+            reasons["split"] = (
+                "its score compares wanted and unwanted answers of all clients, and no party has them together",
+                _STAGES_OR_RANKS,
+            )
         elif name == WEIGHTED_OBJECTIVE:
             weights = ("its row weights are not supported there", "call the engine from Python")
             reasons |= {"split": weights, "deepspeed": weights}
-        elif objective.extras:
+        elif objective.extras and objective.target != "pair":
             rows = ", ".join(sorted(objective.extras))
             reason = f"it reads extra rows ({rows}), which no data source of a run file has"
             reasons = dict.fromkeys(("pipeline", "parallel", "split"), (reason, "call the engine from Python"))
@@ -336,11 +342,6 @@ def _objective_limits() -> Iterator[tuple[str, ValueLimit]]:
             reasons = dict.fromkeys(("pipeline", "parallel"), (reason, "use [split] alone"))
         elif objective.rewriting is not None:
             reasons["split"] = ("clients make their own batches of packed rows", _STAGES_OR_RANKS)
-        elif objective.settings is not None:
-            reasons["split"] = (
-                "an enclave gets the name of the objective, but not its settings",
-                _STAGES_OR_RANKS,
-            )
         for engine, (reason, instead) in reasons.items():
             yield engine, ValueLimit(reason, instead, never=(name,))
     for name in filter(learns_from_rollouts, OBJECTIVES):

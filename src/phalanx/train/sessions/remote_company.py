@@ -12,7 +12,7 @@ from phalanx.train.config import SplitRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.enclave_call import EnclaveCall, call_enclave
 from phalanx.train.sessions.remote_stacks import RemoteStacks
-from phalanx.train.sessions.split_cluster import enclave_of, party_of
+from phalanx.train.sessions.split_cluster import enclave_of, num_pair_sums_of, party_of
 
 Say = Callable[[str], None]
 
@@ -43,7 +43,8 @@ def remote_company(
             return watch.take_waiting(message) or clients(message)
 
         connection = Connection(called.endpoint, ENCLAVE, split.step_timeout_s, called.look, aside)
-        lead = RemoteLead(split, party_of(run, home, home.owner, connection, called.session), num_classes)
+        owner, num_sums = party_of(run, home, home.owner, connection, called.session), num_pair_sums_of(run)
+        lead = RemoteLead(split, owner, num_classes, num_sums)
         stack.callback(lead.close)
         lead.meet_enclave()
         yield lead

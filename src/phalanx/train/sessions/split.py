@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from phalanx.checkpoint import Shard
 from phalanx.data import Corpus
 from phalanx.data.config import OWN_TASK
-from phalanx.data.loader import HeldOut
+from phalanx.data.loader import HeldOut, Sequences
+from phalanx.data.preferences import PairCorpus
 from phalanx.errors import ReleaseRefusedError, TrainingError
 from phalanx.models import ModelSource, open_model, stage_table
 from phalanx.models.layout import check_vocabulary
@@ -103,9 +104,9 @@ class SplitFactory:
             yield RemoteSetup(context, RunMaterial(source, turns, turns), turns)
             return
         labelled = _prepare_task(context, source)
-        corpus = labelled or context.prepare_text(source)
-        sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
-        drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
+        corpus = labelled or context.prepare_corpus(source)
+        sizes = (run.train.draws_per_step, run.train.microbatches, run.train.seed)
+        drawn_from = _drawn_from(corpus, split.client_names)
         loader = ClientLoader(drawn_from, split.client_names, *sizes)
         named: Mapping[str, HeldOut] = {}
         evaluator = None
@@ -156,7 +157,9 @@ class SplitSetup:
             middle_stages(run, home, self._open_workers, note) as middle,
             split_company(run, home, self.material.source, self._num_classes, middle, refused.take_refusal) as lead,
         ):
-            engine = SplitEngine(lead, LocalClients(lead, self._num_classes, self._holders))
+            learns_pairs = run.train.learns_pairs
+            clients = LocalClients(lead, self._num_classes, self._holders, learns_pairs=learns_pairs)
+            engine = SplitEngine(lead, clients)
             with _run_split(context, opening, observe, lead, engine) as running:
                 yield running
 
@@ -299,6 +302,15 @@ class RunningSplit:
         if figures.split is None:
             figures.split = {}
         return figures.split
+
+
+def _drawn_from(
+    corpus: Corpus | PairCorpus | LabelledTexts, clients: Sequence[str]
+) -> Sequences | Mapping[str, Sequences]:
+    """Return what clients draw from: shares of one corpus, or each its own."""
+    if isinstance(corpus, PairCorpus):
+        return {name: corpus.share_of(number, len(clients)) for number, name in enumerate(clients)}
+    return corpus.clients if isinstance(corpus, LabelledTexts) else corpus
 
 
 def _prepare_task(context: SessionContext[SplitRun], source: ModelSource) -> LabelledTexts | None:

@@ -10,7 +10,7 @@ from phalanx.config import digest_config
 from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER
 from phalanx.security.crypto import Identity, Peer, load_identity, make_private_directory, peer_from_certificate
-from phalanx.split import ENCLAVE, Front, FrontPart, SplitConfig, SplitDriver, TensorKinds, task_of
+from phalanx.split import ENCLAVE, Front, FrontPart, SplitConfig, SplitDriver, TensorKinds, kinds_of_task, task_of
 from phalanx.split.channel.connection import Aside, Connection
 from phalanx.split.channel.frame_pipe import FramePipe
 from phalanx.split.handshake.meeting import ClientHandshake
@@ -27,7 +27,10 @@ from phalanx.train.config import SplitRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.enclave_owner import EnclaveOwnerConfig
 from phalanx.train.sessions.middle_stages import MiddleStages
-from phalanx.transport import Endpoint, GrpcWire
+from phalanx.transport import Endpoint, GrpcWire, TransportConfig
+
+OpenEnclave = Callable[[Path, EnclaveConfig, int], LocalEnclave]
+"""Opens an enclave with a directory for its file and log, its file, and its threads."""
 
 
 def num_classes_of(run: SplitRun) -> int:
@@ -36,12 +39,17 @@ def num_classes_of(run: SplitRun) -> int:
     return 0 if own_texts is None else len(own_texts.classes)
 
 
+def num_pair_sums_of(run: SplitRun) -> int:
+    """How many sums over pairs a measurement of a run comes to; 0 where it learns no preferences."""
+    return task_of(run.train.objective, num_classes_of(run)).num_pair_sums if run.train.learns_pairs else 0
+
+
 def kinds_of(run: SplitRun, source: ModelSource, num_classes: int) -> TensorKinds:
     """Return the kinds of tensors that cross in a run."""
     rows = run.train.batch_size // run.train.microbatches
-    task, wire = task_of(run.train.objective_kind, num_classes), run.split.wire
-    seq, width = run.data.sequence_length, source.hidden_size + (run.data.attention == "document")
-    return TensorKinds(rows, seq, width, wire, task.label_shape, task.num_answers, task.extra_kinds)
+    task = task_of(run.train.objective, num_classes)
+    width = source.hidden_size + (run.data.attention == "document")
+    return kinds_of_task(task, rows, run.data.sequence_length, width, run.split.wire)
 
 
 def enclave_of(home: RunDirectory) -> Peer:
@@ -59,6 +67,8 @@ def split_company(
     refused: Aside = lambda message: False,
     *,
     front: Front | None = None,
+    open_enclave: OpenEnclave = LocalEnclave,
+    transport: TransportConfig | None = None,
 ) -> Iterator[SplitDriver]:
     """Start the enclave, have every party meet it, and end it whatever happens.
 
@@ -66,8 +76,10 @@ def split_company(
         num_classes: Number of classes of a classification; 0 of any other task.
         middle: Middle stages of an enclave that owns a pipeline.
         front: Front part of all clients; cut from the model by the run file when left out.
+        open_enclave: Opens an enclave on the network; another than the default is for benches only.
+        transport: Transport of owner and clients; that of the run file when left out.
     """
-    split = run.split
+    split, limits = run.split, transport or run.split.transport
     # a new session name for each start, so that nothing of an earlier one can be replayed
     session = f"{home.run_id}-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
@@ -76,14 +88,14 @@ def split_company(
         endpoints: dict[str, tuple[Identity, Endpoint]] = {}
         for name in (OWNER, *split.client_names):
             identity = home.owner if name == OWNER else load_identity(home.pki_directory / name)
-            wire = GrpcWire(identity, split.transport) if near is None else near.open_wire(name)
+            wire = GrpcWire(identity, limits) if near is None else near.open_wire(name)
             stack.callback(wire.close)
-            endpoint = stack.enter_context(Endpoint(identity, {}, session, wire, split.transport))
+            endpoint = stack.enter_context(Endpoint(identity, {}, session, wire, limits))
             endpoint.add_peer(enclave_of(home))
             addresses[name], endpoints[name] = wire.address, (identity, endpoint)
         config, workers = _enclave_config(run, home, session, addresses, num_classes), home.path / "workers"
         if far is None:
-            process: LocalEnclave | ConfinedEnclave = _local_enclave(run, workers, config, middle)
+            process: LocalEnclave | ConfinedEnclave = _local_enclave(run, workers, config, middle, open_enclave)
         else:
             behind_pipes = _piped_workers(split, home, session)
             ends = stack.enter_context(confined_workers(workers, behind_pipes, run.train.threads))
@@ -168,9 +180,11 @@ def party_of(run: SplitRun, home: RunDirectory, identity: Identity, line: Connec
     return EnclavePeer(identity, line, ClientHandshake(identity, occasion, epochs, lambda: policy_of(split)))
 
 
-def _local_enclave(run: SplitRun, directory: Path, config: EnclaveConfig, middle: MiddleStages | None) -> LocalEnclave:
+def _local_enclave(
+    run: SplitRun, directory: Path, config: EnclaveConfig, middle: MiddleStages | None, open_enclave: OpenEnclave
+) -> LocalEnclave:
     if middle is None:
-        return LocalEnclave(directory, config, config.threads)
+        return open_enclave(directory, config, config.threads)
     owns = EnclaveOwnerConfig(enclave=config, run=middle.run, middle=str(middle.home.path.resolve()))
     return LocalEnclave(directory, owns, config.threads, ("phalanx", "enclave", "own"))
 
@@ -193,7 +207,7 @@ def _enclave_config(
         cache=str((home.cache_directory / "models").resolve()),
         split=split,
         optimizer=run.optimizer,
-        objective=run.train.objective_kind,
+        objective=run.train.objective,
         classes=num_classes,
         rows=run.train.batch_size // run.train.microbatches,
         seq=run.data.sequence_length,

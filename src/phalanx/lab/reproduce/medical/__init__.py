@@ -10,7 +10,7 @@ from phalanx.lab.bench.measure.machine import load_average, reproduce_head
 from phalanx.lab.bench.measure.row_file import RowFile, sweep_cells
 from phalanx.lab.reproduce.medical.cell import MedicalCell, cells_of, missing_part, not_measured, runnable_cells
 from phalanx.lab.reproduce.medical.front import epsilon_of
-from phalanx.lab.reproduce.medical.size import NOISE, SIZES, MedicalSize, describe_medical_size
+from phalanx.lab.reproduce.medical.size import DOMAIN_SIZES, DOMAINS, NOISE, SIZES, MedicalSize, describe_medical_size
 from phalanx.lab.reproduce.medical.summary import as_tables, compare_arms, summarise_medical
 from phalanx.lab.reproduce.medical.workshop import MedicalLab, load_tasks
 from phalanx.pipeline import keep_freed_memory
@@ -62,17 +62,20 @@ class CellBar:
             self._bar.update(self._task, advance=1, last=cell.medical_label)
 
 
-__all__ = ["SIZES", "as_tables", "reproduce_medical"]
+__all__ = ["DOMAIN_SIZES", "SIZES", "as_tables", "reproduce_medical"]
 
 PROTOCOL = 1
 """To be raised with every change of the code that changes a figure: older rows are then not used again."""
 
 
-def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: Path | None = None) -> dict[str, Any]:
+def reproduce_medical(
+    *, size: str = "full", only_finished: bool = False, home: Path | None = None, table: str = "medical"
+) -> dict[str, Any]:
     """Train the missing cells of the comparison; progress goes to standard error.
 
     Args:
-        size: A name in `SIZES`: "full", or "quick" with one seed and three tasks.
+        size: A name in `SIZES`: "full", or "quick" with one seed and three tasks; of the other table "full".
+        table: "medical", or "domains" for texts of other domains.
         only_finished: Train nothing; show what earlier calls have finished.
         home: Folder of data files; None means the usual places.
 
@@ -80,7 +83,7 @@ def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: 
         Raw rows, their summary over the seeds, paired comparisons, and everything that decided them. A task without
         its data is named in `absent`; an arm that cannot be run here has rows without figures.
     """
-    chosen = SIZES[size]
+    chosen = DOMAIN_SIZES[size] if table == DOMAINS else SIZES[size]
     cache = cache_directory()
     load = load_average()
     with CellBar() as bar:
@@ -96,7 +99,7 @@ def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: 
     finished = len(rows)
     rows += [not_measured(cell, why) for cell in cells if (why := missing_part(cell.arm)) is not None]
     return {
-        **reproduce_head("medical", size, load),
+        **reproduce_head(table, size, load),
         "protocol": {"number": PROTOCOL, **describe_medical_size(chosen), "noise_epsilon_per_token": epsilon_of(NOISE)},
         "tasks": {name: _describe_task(name, task) for name, task in tasks.items()},
         "absent": absent,

@@ -41,7 +41,7 @@ def cells_of(size: MedicalSize, tasks: Iterable[str]) -> list[MedicalCell]:
     names = list(tasks)
     for begin in range(0, len(names), _TASKS_AT_ONCE):
         three = names[begin : begin + _TASKS_AT_ONCE]
-        cells = [MedicalCell(task, seed, arm) for task in three for seed in size.seeds for arm in ARMS]
+        cells = [MedicalCell(task, seed, arm) for task in three for seed in size.seeds for arm in size.arms or ARMS]
         ordered += sorted(cells, key=lambda cell: (cell.seed, LATE.index(cell.arm)) if cell.arm in LATE else (-1, 0))
     return ordered
 

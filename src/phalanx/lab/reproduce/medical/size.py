@@ -1,7 +1,7 @@
-"""The sizes of the medical comparison: models, texts and steps."""
+"""The sizes of the comparison: models, texts and steps."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +31,7 @@ class MedicalSize:
         layers: First blocks of the model that are used at all.
         cut: Number of layers at the client.
         rows: Texts of a microbatch; one microbatch of each client makes a step.
+        arms: Names of the arms; all of them where it is empty.
     """
 
     tasks: tuple[str, ...]
@@ -44,6 +45,7 @@ class MedicalSize:
     rows: int = 4
     rank: int = 8
     lr: float = 2e-3
+    arms: tuple[str, ...] = ()
 
     @property
     def adapter_config(self) -> LoraConfig:
@@ -63,11 +65,24 @@ SIZES: Mapping[str, MedicalSize] = MappingProxyType(
         "quick": MedicalSize(tasks=_ORDER[:3], seeds=(0,), train=64, test=80, tokens=16, epochs=4),
     }
 )
+_SPLITS = ("split_plain", "split_sealed")
+DOMAINS = "domains"
+"""Name of the table with texts that are not medical."""
+DOMAIN_SIZES: Mapping[str, MedicalSize] = MappingProxyType(
+    {
+        "full": replace(
+            SIZES["full"],
+            tasks=("reuters_topics", "python_functions"),
+            seeds=(0, 1, 2, 3, 4),
+            arms=("tfidf", "tfidf_cut", "centralised", "local", "fedavg", "fedavg_secure", *_SPLITS),
+        )
+    }
+)
 
 
 def describe_medical_size(size: MedicalSize) -> dict[str, Any]:
-    """Everything that decides a figure and is not in its row; which tasks and seeds there are decides none."""
-    size_fields = {name: value for name, value in asdict(size).items() if name not in ("tasks", "seeds")}
+    """Everything that decides a figure and is not in its row; which tasks, seeds and arms there are decides none."""
+    size_fields = {name: value for name, value in asdict(size).items() if name not in ("tasks", "seeds", "arms")}
     return size_fields | {
         "model": MODEL.name,
         "clients": CLIENTS,
