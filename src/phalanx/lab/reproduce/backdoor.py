@@ -36,7 +36,8 @@ _print_backdoor = partial(print_progress, program="reproduce")
 
 PROTOCOL = 1
 """To be raised with every change of the code that changes a figure: older rows are then not used again."""
-_PIPELINE = PipelineConfig(stages=4, layers=(1, 3, 1, 1), rebalance_every=0)
+# whoever waits for a busy processor is not lost
+_PIPELINE = PipelineConfig(stages=4, layers=(1, 3, 1, 1), rebalance_every=0, step_timeout_s=36_000, patience_s=3_600)
 _CHARACTERS = 300_000
 _LR, _MICROBATCHES = 1e-4, 4
 
