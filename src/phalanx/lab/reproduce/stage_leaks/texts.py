@@ -1,0 +1,67 @@
+"""The texts: the owner's, the attackers' own, and kinds of text that an observer may want to tell apart."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from torch import Tensor
+
+from phalanx.data import PythonDocstringsConfig, PythonManualConfig
+from phalanx.data.sources import open_source
+from phalanx.data.tasks import TASKS
+from phalanx.errors import DataError
+from phalanx.lab.bench.measure.clean_documents import paragraphs
+from phalanx.lab.reproduce.leaks.texts import hashed_sequences, texts_of
+from phalanx.lab.reproduce.stage_leaks.size import PipelineSize, Regime
+from phalanx.lab.reproduce.texts import StandardLibraryCode, library_docstrings
+
+_EACH = 16
+
+TEXTS = {
+    "owner": "docstrings of the standard library",
+    "attackers": "docstrings of transformers; from scratch: further docstrings of the standard library",
+    "domain": "the language reference, docstrings, or code of the standard library",
+    "medical": "answers of MedQuAD, or paragraphs of WikiText-2",
+}
+PROPERTIES: Mapping[str, int] = MappingProxyType({"domain": 3, "medical": 2})
+"""By name, the number of kinds of text."""
+
+
+@dataclass(frozen=True)
+class LeakTexts:
+    """Rows of one token more than a sequence, int64 ``[rows, length + 1]``.
+
+    Attributes:
+        owned: The owner's, which is trained on.
+        held_out: More of it.
+        known: The attackers' own.
+        labelled: By property, a tensor for each kind of text; a property without its data is left out.
+    """
+
+    owned: Tensor
+    held_out: Tensor
+    known: Tensor
+    labelled: Mapping[str, tuple[Tensor, ...]]
+
+
+def read_leak_texts(size: PipelineSize, regime: Regime, tokenizer: Path) -> LeakTexts:
+    """Read all texts in a model's tokens."""
+    row = size.length + 1
+    own = size.owned + size.held_out
+    from_owner = size.known if regime == "scratch" else 0
+    docstrings = list(texts_of(open_source(PythonDocstringsConfig())))
+    rows = hashed_sequences(docstrings, tokenizer, own + from_owner, row, _EACH)
+    known = rows[own:] if from_owner else hashed_sequences(texts_of(library_docstrings()), tokenizer, size.known, row)
+    kinds = {"domain": (texts_of(open_source(PythonManualConfig())), docstrings, texts_of(StandardLibraryCode()))}
+    try:
+        answers = (example.text for example in TASKS["medquad"].load(None).examples)
+        kinds["medical"] = (answers, paragraphs("wikitext2_valid.txt.gz"))
+    except DataError:
+        # the project ships neither file
+        kinds.pop("medical", None)
+    labelled = {
+        name: tuple(hashed_sequences(texts, tokenizer, 2 * size.labelled, row) for texts in of_kind)
+        for name, of_kind in kinds.items()
+    }
+    return LeakTexts(rows[: size.owned], rows[size.owned : own], known, labelled)
