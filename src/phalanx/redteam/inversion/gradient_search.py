@@ -10,6 +10,8 @@ from torch import Tensor
 from phalanx.redteam.inversion.front import Front
 from phalanx.redteam.inversion.inverter import Inverter, nearest_rows
 
+_TOKENS = 512
+
 
 class GradientSearch:
     """Optimisation of the input from the activation of a cut behind a block.
@@ -24,7 +26,7 @@ class GradientSearch:
     Source: Zhu et al. 2019 (optimisation of the input), on activations instead of gradients.
     """
 
-    def __init__(self, front: Front, depth: int, proposer: Inverter, steps: int = 60, lr: float = 0.1) -> None:
+    def __init__(self, front: Front, depth: int, proposer: Inverter, steps: int = 200, lr: float = 0.3) -> None:
         self._front, self._depth, self._proposer = front, depth, proposer
         self._steps, self._lr = steps, lr
         self._scale = torch.ones(1)
@@ -38,8 +40,10 @@ class GradientSearch:
         """As `Inverter` says."""
         table = self._front.embedding_table
         start = table[self._proposer.rank_tokens(states, 1)[..., 0]]
-        # a sequence at a time: the graph of a deep front is large
-        ends = torch.cat([self._search_embeddings(*pair) for pair in zip(start.split(1), states.split(1), strict=True)])
+        # few tokens at a time: the graph of a deep front is large
+        rows = max(1, _TOKENS // states.shape[1])
+        parts = zip(start.split(rows), states.split(rows), strict=True)
+        ends = torch.cat([self._search_embeddings(*part) for part in parts])
         centre = table.mean(dim=0)
         return nearest_rows(ends - centre, table - centre, count)
 
@@ -51,7 +55,7 @@ class GradientSearch:
             for group in optimizer.param_groups:
                 group["lr"] = width * (1.0 - step / self._steps)
             states = self._front.states_of_embeddings(embedded, self._depth)
-            loss = ((states - seen) / self._scale).square().mean()
+            loss = ((states - seen) / self._scale).square().mean(dim=-1).sum()
             (embedded.grad,) = torch.autograd.grad(loss, [embedded])
             optimizer.step()
         return embedded.detach()

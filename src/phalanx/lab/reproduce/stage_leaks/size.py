@@ -83,7 +83,7 @@ _SMALL = PipelineSize(
     searched=6,
     labelled=32,
     inverter_steps=100,
-    search_steps=80,
+    search_steps=150,
     candidates=1024,
     openings=2048,
     widths=(16, 64),
@@ -102,7 +102,7 @@ _REAL = PipelineSize(
     searched=2,
     labelled=16,
     inverter_steps=30,
-    search_steps=40,
+    search_steps=60,
     candidates=128,
     openings=0,
     # what it wins at these depths is known from the split: docs/leaks.md

@@ -11,17 +11,20 @@ _GROUP = ("model", "regime", "guard", "noise")
 
 
 def stage_cells(size: StageLeakSize) -> Iterator[StageLeakCell]:
-    """What is measured, a seed of every training after the other, plaintext first."""
-    rounds = max(len(seeds) for seeds in size.seeds.values())
-    for number in range(rounds):
-        for model, regimes in size.regimes.items():
-            for seed in size.seeds[model][number : number + 1]:
-                for regime in regimes:
-                    yield StageLeakCell(model, regime, "plaintext", 0.0, seed)
-                    for noise in size.noises[model] if regime in noisy_regimes(size, model) else ():
-                        yield StageLeakCell(model, regime, "noise", noise, seed)
-                    if number == 0:
-                        yield StageLeakCell(model, regime, "sealed", 0.0, seed)
+    """What is measured, seed by seed: every way of training with nothing hidden, then noise, then seals."""
+    for number in range(max(len(seeds) for seeds in size.seeds.values())):
+        ways = [
+            (model, regime, seed)
+            for model, regimes in size.regimes.items()
+            for seed in size.seeds[model][number : number + 1]
+            for regime in regimes
+        ]
+        yield from (StageLeakCell(model, regime, "plaintext", 0.0, seed) for model, regime, seed in ways)
+        for model, regime, seed in ways:
+            if regime in noisy_regimes(size, model):
+                yield from (StageLeakCell(model, regime, "noise", noise, seed) for noise in size.noises[model])
+        if number == 0:
+            yield from (StageLeakCell(model, regime, "sealed", 0.0, seed) for model, regime, seed in ways)
 
 
 def noisy_regimes(size: StageLeakSize, model: str) -> tuple[str, ...]:

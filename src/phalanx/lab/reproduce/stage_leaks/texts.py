@@ -1,14 +1,16 @@
 """The texts: the owner's, the attackers' own, and kinds of text that an observer may want to tell apart."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
 from torch import Tensor
 
 from phalanx.data import PythonDocstringsConfig, PythonManualConfig
-from phalanx.data.sources import open_source
+from phalanx.data.sources import Source, open_source
 from phalanx.data.tasks import TASKS
 from phalanx.errors import DataError
 from phalanx.lab.bench.measure.clean_documents import paragraphs
@@ -24,8 +26,10 @@ TEXTS = {
     "domain": "the language reference, docstrings, or code of the standard library",
     "medical": "answers of MedQuAD, or paragraphs of WikiText-2",
 }
-PROPERTIES: Mapping[str, int] = MappingProxyType({"domain": 3, "medical": 2})
-"""By name, the number of kinds of text."""
+PROPERTIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"domain": ("manual", "docstrings", "code"), "medical": ("answers", "encyclopedia")}
+)
+"""By name, the kinds of text that are told apart."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +54,30 @@ def read_leak_texts(size: PipelineSize, regime: Regime, tokenizer: Path) -> Leak
     row = size.length + 1
     own = size.owned + size.held_out
     from_owner = size.known if regime == "scratch" else 0
-    docstrings = list(texts_of(open_source(PythonDocstringsConfig())))
+    docstrings = _read_kind("docstrings")
     rows = hashed_sequences(docstrings, tokenizer, own + from_owner, row, _EACH)
-    known = rows[own:] if from_owner else hashed_sequences(texts_of(library_docstrings()), tokenizer, size.known, row)
-    kinds = {"domain": (texts_of(open_source(PythonManualConfig())), docstrings, texts_of(StandardLibraryCode()))}
-    try:
-        answers = (example.text for example in TASKS["medquad"].load(None).examples)
-        kinds["medical"] = (answers, paragraphs("wikitext2_valid.txt.gz"))
-    except DataError:
-        # the project ships neither file
-        kinds.pop("medical", None)
-    labelled = {
-        name: tuple(hashed_sequences(texts, tokenizer, 2 * size.labelled, row) for texts in of_kind)
-        for name, of_kind in kinds.items()
-    }
+    known = rows[own:] if from_owner else hashed_sequences(_read_kind("library"), tokenizer, size.known, row)
+    labelled = {}
+    for name, kinds in PROPERTIES.items():
+        # the project ships no medical texts
+        with contextlib.suppress(DataError):
+            labelled[name] = tuple(
+                hashed_sequences(_read_kind(kind), tokenizer, 2 * size.labelled, row) for kind in kinds
+            )
     return LeakTexts(rows[: size.owned], rows[size.owned : own], known, labelled)
+
+
+@cache
+def _read_kind(kind: str) -> tuple[str, ...]:
+    """Read every text of a kind, once in a process: the sources of a large library take long to parse."""
+    if kind == "answers":
+        return tuple(example.text for example in TASKS["medquad"].load(None).examples)
+    if kind == "encyclopedia":
+        return tuple(paragraphs("wikitext2_valid.txt.gz"))
+    sources: dict[str, Callable[[], Source]] = {
+        "manual": lambda: open_source(PythonManualConfig()),
+        "docstrings": lambda: open_source(PythonDocstringsConfig()),
+        "code": StandardLibraryCode,
+        "library": library_docstrings,
+    }
+    return tuple(texts_of(sources[kind]()))
