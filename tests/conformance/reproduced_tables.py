@@ -120,13 +120,14 @@ def success_of(rows: Rows) -> list[str]:
 
 
 def first_family(result: Result) -> Rows:
-    return of(result["rows"], family="gpt2", strength=None)
+    """Rows of the first table; those of protocol 1 say neither family nor strength."""
+    return [row for row in result["rows"] if row.get("family", "gpt2") == "gpt2" and row.get("strength") is None]
 
 
 def planted(result: Result) -> Iterator[str]:
     found = first_family(result)
     clean = {row["seed"]: row["weights_digest"] for row in of(found, arm="clean")}
-    for arm in ("clean", "off", "economy", "light", "standard", "strict"):
+    for arm in dict.fromkeys(row["arm"] for row in found if "named" in row):
         rows = sorted(of(found, arm=arm), key=lambda row: row["seed"])
         named = sorted({name for row in rows for name in row["named"]})
         yield line(

@@ -36,7 +36,7 @@ TINY = PipelineSize(
     searched=6,
     labelled=32,
     inverter_steps=60,
-    search_steps=60,
+    search_steps=120,
     candidates=256,
     openings=256,
     widths=(16, 64, 256),
@@ -77,7 +77,8 @@ def test_plaintext_messages_give_tokens_next_tokens_and_kinds_of_text_away(plain
     ]
     for line in (first, second):
         assert set(line["tokens"]) == set(TOKEN_ATTACKS)
-        assert min(line["tokens"]["gradient_search"], line["tokens"]["candidate_search"]) >= 0.8
+        assert line["tokens"]["candidate_search"] >= 0.9
+        assert line["tokens"]["gradient_search"] >= 0.6 > 4 * line["tokens_chance"]
         assert max(line["labels"].values()) >= 0.3 > 3 * line["labels_chance"]
         assert line["properties"]["domain"] >= 0.8
     # behind one block the learnt maps win as well

@@ -5,29 +5,25 @@ from statistics import mean
 from typing import Any
 
 from phalanx.lab.reproduce.stage_leaks.lab import Row, StageLeakCell
-from phalanx.lab.reproduce.stage_leaks.size import StageLeakSize
+from phalanx.lab.reproduce.stage_leaks.size import Regime, StageLeakSize
 
 _GROUP = ("model", "regime", "guard", "noise")
 
 
 def stage_cells(size: StageLeakSize) -> Iterator[StageLeakCell]:
-    """What is measured, seed by seed: every way of training with nothing hidden, then noise, then seals."""
+    """What is measured, seed by seed and model by model: with nothing hidden, then noise, then seals."""
     for number in range(max(len(seeds) for seeds in size.seeds.values())):
-        ways = [
-            (model, regime, seed)
-            for model, regimes in size.regimes.items()
-            for seed in size.seeds[model][number : number + 1]
-            for regime in regimes
-        ]
-        yield from (StageLeakCell(model, regime, "plaintext", 0.0, seed) for model, regime, seed in ways)
-        for model, regime, seed in ways:
-            if regime in noisy_regimes(size, model):
-                yield from (StageLeakCell(model, regime, "noise", noise, seed) for noise in size.noises[model])
-        if number == 0:
-            yield from (StageLeakCell(model, regime, "sealed", 0.0, seed) for model, regime, seed in ways)
+        for model, regimes in size.regimes.items():
+            for seed in size.seeds[model][number : number + 1]:
+                yield from (StageLeakCell(model, regime, "plaintext", 0.0, seed) for regime in regimes)
+                for noise in size.noises[model]:
+                    noisy = noisy_regimes(size, model)
+                    yield from (StageLeakCell(model, regime, "noise", noise, seed) for regime in noisy)
+                if number == 0:
+                    yield from (StageLeakCell(model, regime, "sealed", 0.0, seed) for regime in regimes)
 
 
-def noisy_regimes(size: StageLeakSize, model: str) -> tuple[str, ...]:
+def noisy_regimes(size: StageLeakSize, model: str) -> tuple[Regime, ...]:
     """The regimes that are trained with noise: of a model that is too large for all of them the first one."""
     regimes = size.regimes[model]
     return regimes if size.pipelines[model].steps >= 100 else regimes[:1]
