@@ -31,7 +31,7 @@ class PlannedLeaks:
 
 
 def stage_leaks_of(run_file: Path, overrides: list[str], shape: ModelShape, leaks: Path | None) -> PlannedLeaks | None:
-    """Look up the leaks of a pipeline; None without a table or foreign stages, or where nothing like it was measured."""
+    """Look up the leaks of a pipeline; None without a table or foreign stages, or where none like it was measured."""
     from phalanx.models import partition_layers
     from phalanx.train import PipelineRun, load_run
 
