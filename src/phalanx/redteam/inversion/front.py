@@ -80,7 +80,7 @@ class Front:
         table = first.get_submodule(first.family.embedding_weight.rpartition(".")[0])
         hook = table.register_forward_hook(lambda *_: embedded)
         try:
-            x = torch.zeros(embedded.shape[:2], dtype=torch.int64)
+            x: Tensor = torch.zeros(embedded.shape[:2], dtype=torch.int64)
             for stage in self.stages:
                 x = stage(x)
                 if stage.spec.end_layer == depth:

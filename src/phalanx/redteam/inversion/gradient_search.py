@@ -42,7 +42,7 @@ class GradientSearch:
         start = table[self._proposer.rank_tokens(states, 1)[..., 0]]
         # few tokens at a time: the graph of a deep front is large
         rows = max(1, _TOKENS // states.shape[1])
-        parts = zip(start.split(rows), states.split(rows), strict=True)
+        parts = zip(torch.split(start, rows), torch.split(states, rows), strict=True)
         ends = torch.cat([self._search_embeddings(*part) for part in parts])
         centre = table.mean(dim=0)
         return nearest_rows(ends - centre, table - centre, count)

@@ -216,15 +216,18 @@ def _attack_tokens(
     states, private = learned.activations[stage].float(), seen.activations[stage].float()
     few = slice(size.searched)
     shares: dict[str, float | None] = dict.fromkeys(TOKEN_ATTACKS)
-    linear, trained = LinearMap(table), TrainedInverter(table, steps=size.inverter_steps)
-    inverters: dict[str, Inverter] = {"linear_map": linear, "trained_inverter": trained}
+    inverters: dict[str, Inverter] = {
+        "linear_map": LinearMap(table),
+        "trained_inverter": TrainedInverter(table, steps=size.inverter_steps),
+    }
     if front is not None and tables is not None:
         inverters["nearest_neighbour"] = NearestNeighbour(front, depth, tables.candidates, tables.states[depth])
     for name, inverter in inverters.items():
         inverter.fit_states(states, learned.ids)
         shares[name] = share_of_tokens(recover_tokens(inverter, private), seen.ids)
     if front is not None and tables is not None:
-        proposer = max((linear, trained), key=lambda one: share_of_tokens(recover_tokens(one, private), seen.ids))
+        best = max(("linear_map", "trained_inverter"), key=lambda name: shares[name] or 0.0)
+        proposer = inverters[best]
         by_gradient = GradientSearch(front, depth, proposer, steps=size.search_steps)
         by_gradient.fit_states(states, learned.ids)
         shares["gradient_search"] = share_of_tokens(recover_tokens(by_gradient, private[few]), seen.ids[few])

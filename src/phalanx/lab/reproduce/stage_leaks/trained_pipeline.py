@@ -61,15 +61,15 @@ class _OwnerRunner(AttackedRunner):
 
     def __init__(self, honest: StageRunner, noise: OwnerNoise) -> None:
         super().__init__(honest)
-        self._noise = noise
+        self._owner_noise = noise
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
         y = self._honest.forward(step, microbatch, x)
-        return y if self.spec.is_last else self._noise.add_noise(y)
+        return y if self.spec.is_last else self._owner_noise.add_noise(y)
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         result = self._honest.backward(step, microbatch, gradient)
-        return result if result is None else self._noise.add_noise(result)
+        return result if result is None else self._owner_noise.add_noise(result)
 
 
 class _TimedRunner(AttackedRunner):
@@ -160,7 +160,7 @@ class TrainedPipeline:
             direction: {stage: [] for stage in simulator.middle_range} for direction in ("forward", "backward")
         }
         watch: MessageCheck = _UntilLastStage(len(self.size.layers) - 1) if forward_only else NoMessageCheck()
-        for part in rows.split(self.size.rows // self.size.microbatches):
+        for part in torch.split(rows, self.size.rows // self.size.microbatches):
             attempt = simulator.run_attempt(0, step_inputs_of(part, 1), watch)
             for message in attempt.messages:
                 if message.target in simulator.middle_range:
@@ -176,7 +176,7 @@ class TrainedPipeline:
     def held_out_loss(self, rows: Tensor) -> float:
         """Return the mean loss of the finished model, which its owner runs without noise, nats a token."""
         total, modules = 0.0, self.simulator.stage_modules
-        for part in rows.split(8):
+        for part in torch.split(rows, 8):
             x = part[:, :-1]
             for module in modules:
                 x = module.eval()(x)
