@@ -461,3 +461,35 @@ def test_without_a_measurement_no_cut_is_proposed(capsys: pytest.CaptureFixture[
     assert run_command(["plan", "--measured", str(trained_run)]) == 2
 
     assert "no step has the speeds of its parties" in capsys.readouterr().err
+
+
+def test_the_expected_leak_of_each_stage_is_shown_for_a_pipeline(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run_file, leaks = tmp_path / "run.toml", tmp_path / "stage-leaks.json"
+    run_file.write_text(f"{RUN}\n[pipeline]\nstages = 4\n")
+    row = {"guard": "plaintext", "model": "tiny", "regime": "scratch", "first_layer": 1, "end_layer": 3}
+    shares = {"tokens": 0.9, "tokens_chance": 0.1, "labels": 0.4, "labels_chance": 0.1}
+    kinds: dict[str, Any] = {"properties": {"domain": 0.8}, "properties_chance": {"domain": 0.5}}
+    sizes = {"tiny": {"layers": 4, "hidden": 64, "vocab": 512}}
+    table = {"command": "phalanx reproduce stage-leaks", "commit": None, "models": sizes}
+    leaks.write_text(json.dumps({**table, "summary": [{**row, **shares, **kinds}]}))
+
+    assert run_command(["plan", str(run_file), "--leaks", str(leaks), "--json"]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    stages = answer["stage_leaks"]["stages"]
+    assert [(stage["stage"], stage["tokens"]) for stage in stages] == [(1, 0.9), (2, 0.9)]
+    assert stages[0]["basis"].startswith("tiny, scratch: ")
+
+
+def test_leaks_of_stages_are_refused_where_nobody_else_has_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run_file, leaks = tmp_path / "run.toml", tmp_path / "stage-leaks.json"
+    run_file.write_text(f"{RUN}\n[pipeline]\nstages = 2\n")
+    leaks.write_text("{}")
+
+    assert run_command(["plan", str(run_file), "--leaks", str(leaks)]) == 2
+
+    assert "plan: --leaks needs --split, or a pipeline with stages of others" in capsys.readouterr().err

@@ -141,10 +141,16 @@ def success_of(rows: Rows) -> list[str]:
     return [spread, f"{without:.1f}", f"{mean(row['perplexity'] for row in rows):.2f}"]
 
 
+def first_family(result: Result) -> Rows:
+    """Rows of the first table; those of protocol 1 say neither family nor strength."""
+    return [row for row in result["rows"] if row.get("family", "gpt2") == "gpt2" and row.get("strength") is None]
+
+
 def planted(result: Result) -> Iterator[str]:
-    clean = {row["seed"]: row["weights_digest"] for row in of(result["rows"], arm="clean")}
-    for arm in ("clean", "off", "light", "standard", "strict"):
-        rows = sorted(of(result["rows"], arm=arm), key=lambda row: row["seed"])
+    found = first_family(result)
+    clean = {row["seed"]: row["weights_digest"] for row in of(found, arm="clean")}
+    for arm in dict.fromkeys(row["arm"] for row in found if "named" in row):
+        rows = sorted(of(found, arm=arm), key=lambda row: row["seed"])
         named = sorted({name for row in rows for name in row["named"]})
         yield line(
             arm,
@@ -158,7 +164,7 @@ def planted(result: Result) -> Iterator[str]:
 def removed(result: Result) -> Iterator[str]:
     fixes = ("fine_tuned", "pruned", "pruned_and_fine_tuned", "guilty_stage_reset", "all_foreign_stages_reset")
     for arm in ("clean", "off", *fixes):
-        yield line(arm, *success_of(of(result["rows"], arm=arm)))
+        yield line(arm, *success_of(of(first_family(result), arm=arm)))
 
 
 REPRODUCTION, BUSY = "docs/reproduction.md", "-cpu-2cores-busy.json"

@@ -53,7 +53,12 @@ def plan(
     ] = None,
     cut: Annotated[int | None, typer.Option("--cut", metavar="N", help="With --split: judge only this cut.")] = None,
     leaks: Annotated[
-        Path | None, typer.Option("--leaks", metavar="FILE", help="With --split: JSON of phalanx reproduce leaks.")
+        Path | None,
+        typer.Option(
+            "--leaks",
+            metavar="FILE",
+            help="JSON of phalanx reproduce: leaks with --split, stage-leaks for a pipeline.",
+        ),
     ] = None,
     run_dir: Annotated[
         Path | None,
@@ -77,6 +82,7 @@ def plan(
     from phalanx.cli.planning.guard import guard_of
     from phalanx.cli.planning.run_file import parties_from_run, print_parties, question_from_run
     from phalanx.cli.planning.split import is_of_split, propose_cut, split_question
+    from phalanx.cli.planning.stage_leaks import print_stage_leaks, stage_leaks_of
     from phalanx.planner.search.answer import answer_question
     from phalanx.planner.search.question import about_model
     from phalanx.planner.search.run_file import new_run, write_run
@@ -99,7 +105,7 @@ def plan(
             expected="a run file or --model",
             do="give one of them",
         )
-    of_split = {"--parties": parties, "--cut": cut, "--leaks": leaks}
+    of_split = {"--parties": parties, "--cut": cut, "--leaks": leaks if run_file is None else None}
     of_layouts = {
         "--cluster": cluster,
         "--gpus": gpus,
@@ -124,7 +130,13 @@ def plan(
         write_plan(html, answer)
     guarded = None if run_file is None else guard_of(run_file, overrides, question.shape)
     shared = None if run_file is None else parties_from_run(run_file, overrides, question)
+    seen = None if run_file is None else stage_leaks_of(run_file, overrides, question.shape, leaks)
+    if leaks is not None and seen is None:
+        raise ConfigError(
+            f"plan: --leaks needs --split, or a pipeline with stages of others; {run_file} has neither"
+        ).with_facts(code="PHX-C002", key="--leaks", do="remove it")
     facts = answer.as_json() | (guarded.as_json() if guarded else {}) | {"parties": shared and shared.as_json()}
+    facts |= seen.as_json() if seen else {}
     try:
         best = answer.require_best()
     except ConfigError as exc:
@@ -134,4 +146,5 @@ def plan(
     print_plan(answer, html, out, guarded)
     if shared is not None:
         print_parties(shared)
+    print_stage_leaks(seen)
     return Answer(facts)

@@ -1,4 +1,4 @@
-"""``phalanx reproduce``: a table of a paper, trained here; and what leaks at each cut of a split, measured here."""
+"""``phalanx reproduce``: a table of a paper, trained here; and what leaks of a split or a pipeline, measured here."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,11 +9,12 @@ from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import print_figures, print_rows, write_json
 from phalanx.errors import ConfigError
 
-_LATER = BACKDOOR, DOMAINS, LEAKS, MEDICAL = "backdoor", "domains", "leaks", "medical"
+_LATER = BACKDOOR, DOMAINS, LEAKS, MEDICAL, STAGE_LEAKS = "backdoor", "domains", "leaks", "medical", "stage-leaks"
 _COMPARED = (MEDICAL, DOMAINS)
 _LEGENDS = {
     BACKDOOR: "held-out text; success: mean (least-most) over the seeds of the target following the trigger",
     LEAKS: "what the host of a split recovers from the messages that cross the cut",
+    STAGE_LEAKS: "per cent that each middle stage of a pipeline recovers from its messages; loss: held-out text, nats",
     MEDICAL: "accuracy and macro-F1 on test texts, mean ± half of the 95 % interval over the seeds",
     DOMAINS: "accuracy and macro-F1 on test texts, mean ± half of the 95 % interval over the seeds",
     "": "perplexity on held-out text, best epoch / last epoch; below: least-most over the seeds",
@@ -22,7 +23,10 @@ _LEGENDS = {
 
 def reproduce(
     table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="vulnerability, defence, medical, domains, leaks or backdoor.")
+        str,
+        typer.Argument(
+            metavar="TABLE", help="vulnerability, defence, medical, domains, leaks, stage-leaks or backdoor."
+        ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: at most 10 minutes on 2 cores.")] = False,
     small: Annotated[bool, typer.Option("--small", help="All cells, with less text, width and steps.")] = False,
@@ -45,6 +49,8 @@ def reproduce(
         result, tables = _reproduce_backdoor(size, finished)
     elif table == LEAKS:
         result, tables = _reproduce_leaks(size, finished)
+    elif table == STAGE_LEAKS:
+        result, tables = _reproduce_stage_leaks(size, finished)
     else:
         result, tables = _reproduce_lu(table, size, finished)
     if out is not None:
@@ -97,6 +103,14 @@ def _reproduce_leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[st
         ),
         f"{title}: tokens of a batch that its adapter's gradient gives away": adapter_lines(result["adapters"]),
     }
+
+
+def _reproduce_stage_leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the middle stages of a pipeline recover."""
+    from phalanx.lab.reproduce.stage_leaks import measure_stage_leaks, price_lines, stage_lines
+
+    result = measure_stage_leaks(size=size, only_finished=finished)
+    return result, {**stage_lines(result["summary"]), "one boundary on one core": price_lines(result["prices"])}
 
 
 def _reproduce_backdoor(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -34,37 +34,72 @@ from phalanx.train.setup.process import deterministic_kernels
 Row = dict[str, Any]
 _print_backdoor = partial(print_progress, program="reproduce")
 
-PROTOCOL = 1
+PROTOCOL = 2
 """To be raised with every change of the code that changes a figure: older rows are then not used again."""
-_PIPELINE = PipelineConfig(stages=4, layers=(1, 3, 1, 1), rebalance_every=0)
+# whoever waits for a busy processor is not lost
+_PIPELINE = PipelineConfig(stages=4, layers=(1, 3, 1, 1), rebalance_every=0, step_timeout_s=36_000, patience_s=3_600)
 _CHARACTERS = 300_000
 _LR, _MICROBATCHES = 1e-4, 4
 
 
 @dataclass(frozen=True)
 class BackdoorSize:
-    """The size of the measurement: optimizer steps of a run, and its seeds."""
+    """The size of the measurement: optimizer steps of a run, and its seeds.
+
+    Attributes:
+        tuned_seeds: Seeds with which the attacker is tuned against the screen.
+        families: Further families, with the first seed.
+    """
 
     steps: int
     seeds: tuple[int, ...]
+    tuned_seeds: int = 0
+    families: tuple[str, ...] = ()
 
 
 SIZES: Mapping[str, BackdoorSize] = MappingProxyType(
-    {"full": BackdoorSize(60, (0, 1, 2)), "quick": BackdoorSize(40, (0,))}
+    {"full": BackdoorSize(60, (0, 1, 2), 2, ("opt", "bloom")), "quick": BackdoorSize(40, (0,))}
 )
 
 GUARDS: Mapping[str, GuardConfig] = MappingProxyType(
     {"off": GuardConfig(mode="off"), **{name: GuardConfig(preset=name) for name in PRESETS}}
 )
 """The guards under which a stage plants its backdoor."""
+SCREEN = "screen"
+_SCREEN_ALONE = GuardConfig(
+    audit_rate=1 / 8, step_audit_rate=0.0, owner_audit_rate=0.0, keep_states=0, gradient_screen=True
+)
+"""What the attacker is tuned against: nothing else in it looks at a weight gradient."""
+STRENGTHS = (1.0, 0.3, 0.1, 0.03)
+_FIRST_FAMILY = "gpt2"
+_FIXES_OF_TUNED = ("fine_tuned", "guilty_stage_reset")
 
 
 @dataclass(frozen=True)
 class BackdoorCell:
-    """One training (`clean`, which has no attacker, or a name in `GUARDS`) or one removal (a name in `REMOVALS`)."""
+    """One training or one removal.
+
+    Attributes:
+        arm: `clean`, which has no attacker, `screen` or a name in `GUARDS`; or a name in `REMOVALS`.
+        strength: Of the attack in training, against the screen of gradients alone; None has its default, and a removal
+            then begins with the model of arm `off`.
+    """
 
     arm: str
     seed: int
+    family: str = _FIRST_FAMILY
+    strength: float | None = None
+
+
+def backdoor_cells(size: "BackdoorSize") -> list[BackdoorCell]:
+    """The first family under each guard, then against the screen alone, then other families."""
+    cells = [BackdoorCell(arm, seed) for seed in size.seeds for arm in ("clean", *GUARDS, *REMOVALS)]
+    for seed in size.seeds[: size.tuned_seeds]:
+        cells += [BackdoorCell(SCREEN, seed, strength=strength) for strength in STRENGTHS]
+        cells += [BackdoorCell(fix, seed, strength=s) for s in STRENGTHS[1:] for fix in _FIXES_OF_TUNED]
+    for family in size.families:
+        cells += [BackdoorCell(arm, size.seeds[0], family) for arm in ("clean", "off", "standard", *REMOVALS)]
+    return cells
 
 
 def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> dict[str, Any]:
@@ -78,7 +113,7 @@ def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> di
     cache = cache_directory()
     load = load_average()
     protocol = describe_backdoor_size(chosen)
-    cells = [BackdoorCell(arm, seed) for seed in chosen.seeds for arm in ("clean", *GUARDS, *REMOVALS)]
+    cells = backdoor_cells(chosen)
     finished = RowFile[BackdoorCell](
         cache / "reproduce" / "backdoor.jsonl", lambda cell: [protocol["number"], protocol, asdict(cell)]
     )
@@ -117,15 +152,15 @@ class BackdoorLab:
     def __init__(self, size: BackdoorSize, cache: Path) -> None:
         self._size = size
         self._cache = cache
-        self._made: tuple[Path, Corpus] | None = None
-        self._poisoned: dict[int, Weights] = {}
+        self._texts: tuple[Corpus, Corpus] | None = None
+        self._poisoned: dict[BackdoorCell, Weights] = {}
 
     def __call__(self, cell: BackdoorCell) -> Row:
         """Train one cell."""
         started, cpu = time.perf_counter(), time.process_time()
         if cell.arm in REMOVALS:
-            bench = self._removal_bench(cell.seed)
-            bench.load_weights(self._poisoned_weights(cell.seed))
+            bench = self._removal_bench(cell)
+            bench.load_weights(self._poisoned_weights(cell))
             REMOVALS[cell.arm](bench)
             row = asdict(cell) | bench.measure_backdoor()
         else:
@@ -134,7 +169,8 @@ class BackdoorLab:
 
     def run_config(self, cell: BackdoorCell) -> PipelineRun:
         """What a run file would say about a training."""
-        model, corpus = self._model_and_text()
+        first, corpus = self._corpora()
+        model = pretrained_directory(cell.family, first, SMALL, self._cache, _print_backdoor)
         data = later_text(SMALL, _CHARACTERS, corpus.tokenizer_path, self._cache)
         plain = make_table_run(model, data, REGIMES["plain"], SMALL, self._size.steps, cell.seed)
         kind = "none" if cell.arm == "clean" else "rehearsed_backdoor"
@@ -143,16 +179,20 @@ class BackdoorLab:
                 "train": plain.train.model_copy(update={"microbatches": _MICROBATCHES}),
                 "optimizer": plain.optimizer.model_copy(update={"lr": _LR}),
                 "pipeline": _PIPELINE,
-                "guard": GUARDS["off" if cell.arm == "clean" else cell.arm],
+                "guard": _SCREEN_ALONE if cell.arm == SCREEN else GUARDS["off" if cell.arm == "clean" else cell.arm],
                 "attack": AttackConfig(
-                    kind=kind, stages=(ATTACKED_STAGE,), seed=cell.seed, model=None if kind == "none" else str(model)
+                    kind=kind,
+                    stages=(ATTACKED_STAGE,),
+                    seed=cell.seed,
+                    strength=cell.strength,
+                    model=None if kind == "none" else str(model),
                 ),
             }
         )
 
     def _train_cell(self, cell: BackdoorCell) -> tuple[Row, Weights]:
         """Train in a real company, everything but the sockets as in a run."""
-        run, (_, corpus) = self.run_config(cell), self._model_and_text()
+        run, (_, corpus) = self.run_config(cell), self._corpora()
         with tempfile.TemporaryDirectory(prefix="phalanx-reproduce-") as directory:
             log = Path(directory) / "attack.jsonl"
             liar = f"worker-{ATTACKED_STAGE}"
@@ -167,29 +207,32 @@ class BackdoorLab:
                 digest = company.weights_digest()
                 weights = [state_of(copy.module) for copy in company.engine.fetch_stages("weights")]
             lies = sorted({lie.step for lie in read_lies(log)})
-        if cell.arm == "off":
-            self._poisoned[cell.seed] = weights
-        bench = self._removal_bench(cell.seed)
+        if cell.arm in ("off", SCREEN):
+            self._poisoned[cell] = weights
+        bench = self._removal_bench(cell)
         bench.load_weights(weights)
         findings = {**guard_findings(company.events, lies), "weights_digest": digest}
         return asdict(cell) | bench.measure_backdoor() | findings, weights
 
-    def _poisoned_weights(self, seed: int) -> Weights:
-        if seed not in self._poisoned:
-            self._train_cell(BackdoorCell("off", seed))
-        return self._poisoned[seed]
+    def _poisoned_weights(self, removal: BackdoorCell) -> Weights:
+        """The weights that a removal begins with."""
+        planted = replace(removal, arm="off" if removal.strength is None else SCREEN)
+        if planted not in self._poisoned:
+            self._train_cell(planted)
+        return self._poisoned[planted]
 
-    def _removal_bench(self, seed: int) -> RemovalBench:
-        return RemovalBench(self.run_config(BackdoorCell("off", seed)), self._model_and_text()[1], self._cache)
+    def _removal_bench(self, cell: BackdoorCell) -> RemovalBench:
+        run = self.run_config(replace(cell, arm="off"))
+        return RemovalBench(run, self._corpora()[1], self._cache)
 
-    def _model_and_text(self) -> tuple[Path, Corpus]:
-        if self._made is None:
+    def _corpora(self) -> tuple[Corpus, Corpus]:
+        """The text of the public model, and that of the runs."""
+        if self._texts is None:
             _print_backdoor("preparing text and the public model")
             first = pretraining_corpus(self._cache, SMALL)
-            model = pretrained_directory("gpt2", first, SMALL, self._cache, _print_backdoor)
             data = later_text(SMALL, _CHARACTERS, first.tokenizer_path, self._cache)
-            self._made = (model, prepare_corpus(data, self._cache / "data", SPLIT_SEED))
-        return self._made
+            self._texts = first, prepare_corpus(data, self._cache / "data", SPLIT_SEED)
+        return self._texts
 
 
 def guard_findings(events: Sequence[tuple[str, Mapping[str, object]]], lies: Sequence[int]) -> Row:
@@ -211,31 +254,48 @@ def guard_findings(events: Sequence[tuple[str, Mapping[str, object]]], lies: Seq
         "found_in_step": step,
         "back_to_step": min(backs, default=None),
         "lies_kept": sum(undone_from is None or lie < undone_from for lie in lies),
+        "doubted_steps": sum(kind == "gradient_doubted" for kind, _ in events),
     }
 
 
 def summarise_arms(rows: Sequence[Row]) -> list[Row]:
     """Return one row for each arm over its seeds: mean, minimum and maximum; whether weights match the clean run."""
-    clean = {row["seed"]: row["weights_digest"] for row in rows if row["arm"] == "clean"}
-    return [_summarise_arm(arm, [row for row in rows if row["arm"] == arm], clean) for arm in _arm_names(rows)]
+    groups: dict[tuple[str, str, float | None], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["family"], row["arm"], row["strength"]), []).append(row)
+    clean = {(row["family"], row["seed"]): row["weights_digest"] for row in rows if row["arm"] == "clean"}
+    return [
+        {"family": family, "strength": strength, **_summarise_arm(arm, members, clean)}
+        for (family, arm, strength), members in groups.items()
+    ]
 
 
 def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
-    """The summary for people: planted, and removed."""
-    return {
-        "planted": [_planted_line(row) for row in summary if row["arm"] not in REMOVALS],
+    """The summary for people: planted and removed, the attacker who is tuned against the screen, other families."""
+    first = [row for row in summary if (row["family"], row["strength"]) == (_FIRST_FAMILY, None)]
+    tuned = [row for row in summary if row["strength"] is not None]
+    others = [row for row in summary if row["family"] != _FIRST_FAMILY]
+    tables = {
+        "planted": [_planted_line(row) for row in first if row["arm"] not in REMOVALS],
         "removed from the model of arm off": [
-            {"arm": row["arm"], **_quality_columns(row)} for row in summary if row["arm"] in (*REMOVALS, "clean", "off")
+            {"arm": row["arm"], **_quality_columns(row)} for row in first if row["arm"] in (*REMOVALS, "clean", "off")
+        ],
+        "tuned against the screen": [_tuned_line(row) for row in tuned],
+        "other families": [
+            {"family": row["family"], "arm": row["arm"], **_quality_columns(row), **_named_column(row)}
+            for row in others
         ],
     }
+    return {title: lines for title, lines in tables.items() if lines}
 
 
-def _summarise_arm(arm: str, rows: Sequence[Row], clean: Mapping[int, str]) -> Row:
+def _summarise_arm(arm: str, rows: Sequence[Row], clean: Mapping[tuple[str, int], str]) -> Row:
     figures = ("perplexity", "success", "success_without_trigger")
     spread = {name: _mean_and_range([row[name] for row in rows]) for name in figures}
     if arm in REMOVALS:
         return {"arm": arm, "seeds": len(rows), **spread}
-    same_digests = [row["weights_digest"] == clean[row["seed"]] for row in rows if row["seed"] in clean]
+    places = [(row["family"], row["seed"]) for row in rows]
+    same_digests = [row["weights_digest"] == clean[at] for row, at in zip(rows, places, strict=True) if at in clean]
     return {
         "arm": arm,
         "seeds": len(rows),
@@ -245,22 +305,39 @@ def _summarise_arm(arm: str, rows: Sequence[Row], clean: Mapping[int, str]) -> R
         "found_in_step": [row["found_in_step"] for row in rows],
         "back_to_step": [row["back_to_step"] for row in rows],
         "lies_kept": [row["lies_kept"] for row in rows],
+        "doubted_steps": [row["doubted_steps"] for row in rows],
         "same_bits_as_clean": sum(same_digests) if same_digests else None,
     }
 
 
-def _planted_line(row: Row) -> dict[str, str]:
-    def listed(name: str) -> str:
-        return ", ".join("-" if value is None else str(value) for value in row[name])
+def _listed(row: Row, name: str) -> str:
+    return ", ".join("-" if value is None else str(value) for value in row[name])
 
+
+def _named_column(row: Row) -> dict[str, str]:
+    return {"named": ", ".join(row.get("named", [])) or "-"}
+
+
+def _planted_line(row: Row) -> dict[str, str]:
     return {
         "arm": row["arm"],
         **_quality_columns(row),
-        "named": ", ".join(row["named"]) or "-",
-        "found in step": listed("found_in_step"),
-        "back to step": listed("back_to_step"),
-        "steps with a lie kept": listed("lies_kept"),
+        **_named_column(row),
+        "found in step": _listed(row, "found_in_step"),
+        "back to step": _listed(row, "back_to_step"),
+        "steps with a lie kept": _listed(row, "lies_kept"),
         "bits of the clean run": f"{row['same_bits_as_clean']} of {row['seeds']}",
+    }
+
+
+def _tuned_line(row: Row) -> dict[str, str]:
+    is_training = row["arm"] not in REMOVALS
+    return {
+        "strength": f"{row['strength']:g}",
+        "arm": row["arm"],
+        **_quality_columns(row),
+        "steps in doubt": _listed(row, "doubted_steps") if is_training else "-",
+        "found in step": _listed(row, "found_in_step") if is_training else "-",
     }
 
 
@@ -279,12 +356,9 @@ def _mean_and_range(values: Sequence[float]) -> dict[str, float]:
     return {"mean": sum(values) / len(values), "least": min(values), "most": max(values)}
 
 
-def _arm_names(rows: Sequence[Row]) -> Iterator[str]:
-    yield from dict.fromkeys(str(row["arm"]) for row in rows)
-
-
 def _print_training(place: str, cell: BackdoorCell, row: Row) -> None:
+    strength = "" if cell.strength is None else f", strength {cell.strength:g}"
     _print_backdoor(
-        f"{place}: {cell.arm}, seed {cell.seed}: success {100 * row['success']:.1f} %, "
+        f"{place}: {cell.family}, {cell.arm}, seed {cell.seed}{strength}: success {100 * row['success']:.1f} %, "
         f"perplexity {row['perplexity']:.2f}, {row['wall_s']:.0f} s"
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from phalanx.data import BatchLoader, Corpus, validation_batches
 from phalanx.lab.attacks import Rehearsal, target_success
@@ -66,15 +67,13 @@ class RemovalBench:
         Source: Liu et al. 2018, fine-pruning.
         """
         used: dict[torch.nn.Module, Tensor] = {}
-        parts = [part for module in self._simulator.stage_modules for part in _feed_forwards(module)]
+        parts = [part for module in self._simulator.stage_modules for part in _down_projections(module)]
 
-        def note(part: torch.nn.Module) -> Callable[[torch.nn.Module, Any, Tensor], None]:
-            def add(_: torch.nn.Module, __: Any, woken: Tensor) -> None:
-                used[part] = used.get(part, torch.zeros(())) + woken.abs().mean(dim=(0, 1))
+        def add_use(part: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            woken = inputs[0].abs().flatten(0, -2).mean(dim=0)
+            used[part] = used.get(part, torch.zeros(())) + woken
 
-            return add
-
-        hooks = [part.act.register_forward_hook(note(part)) for part in parts]
+        hooks = [part.register_forward_pre_hook(add_use) for part in parts]
         loader = BatchLoader(self._corpus, BATCH_SIZE, self._run.train.seed + _OTHER_ORDER)
         for _ in range(8):
             self.compute_logits(loader.next_batch().input_ids)
@@ -82,7 +81,9 @@ class RemovalBench:
             hook.remove()
         for part in parts:
             dormant = used[part].argsort()[: int(PRUNED_SHARE * used[part].numel())]
-            part.c_proj.weight[dormant] = 0.0
+            # GPT-2 keeps its matrices transposed
+            weight = part.weight if isinstance(part, Conv1D) else part.weight.T
+            weight[dormant] = 0.0
 
     @property
     def middle_range(self) -> range:
@@ -142,8 +143,12 @@ all stages that other parties held.
 """
 
 
-def _feed_forwards(module: StageModule) -> list[Any]:
-    return [part for part in module.modules() if hasattr(part, "c_fc") and hasattr(part, "act")]
+_DOWN = ("mlp.c_proj", "fc2", "dense_4h_to_h")
+"""Ends of the names of a block's last matrix of its feed-forward part, which the units wake, by family."""
+
+
+def _down_projections(stage: StageModule) -> list[Any]:
+    return [part for name, part in stage.named_modules() if name.endswith(_DOWN)]
 
 
 def state_of(module: StageModule) -> dict[str, Tensor]:

@@ -104,21 +104,22 @@ def read_leaks(path: Path | None) -> LeakTable:
     Args:
         path: Output of ``phalanx reproduce leaks --json``; None reads the shipped table.
     """
-    place = str(path) if path is not None else _PACKAGED
+    return _parse_table(
+        read_json(path, _PACKAGED, "phalanx reproduce leaks"), str(path) if path is not None else _PACKAGED
+    )
+
+
+def read_json(path: Path | None, packaged: str, command: str) -> Any:
+    """Read a file of the user's, or the packaged one where `path` is None; `command` writes such a file."""
+    place = str(path) if path is not None else packaged
     try:
-        text = _read_text(path)
-        data = json.loads(text)
+        if path is not None:
+            return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(resources.files("phalanx.planner").joinpath("data", packaged).read_text(encoding="utf-8"))
     except OSError as exc:
-        raise InputError(f"{place}: cannot be read ({exc.strerror}); write it with phalanx reproduce leaks") from exc
+        raise InputError(f"{place}: cannot be read ({exc.strerror}); write it with {command}") from exc
     except (ValueError, RecursionError) as exc:
         raise InputError(f"{place}: is not valid JSON: {exc}") from exc
-    return _parse_table(data, place)
-
-
-def _read_text(path: Path | None) -> str:
-    if path is not None:
-        return path.read_text(encoding="utf-8")
-    return resources.files("phalanx.planner").joinpath("data", _PACKAGED).read_text(encoding="utf-8")
 
 
 def _parse_table(data: Any, where: str) -> LeakTable:

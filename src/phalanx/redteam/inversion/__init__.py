@@ -1,4 +1,4 @@
-"""Red team against privacy: what crosses a split is turned back into tokens and labels.
+"""Red team against privacy: what crosses a split or a pipeline is turned back into tokens, labels and properties.
 
 Each attack has a file: its inputs, its gains and its authors. `PRIVACY_ATTACKS` lists them, `WIRES` is the host's view
 under each guard, made by the guard's own code.
@@ -6,6 +6,7 @@ under each guard, made by the guard's own code.
 
 from phalanx.redteam.inversion.candidate_search import CandidateSearch as CandidateSearch
 from phalanx.redteam.inversion.front import Front as Front, layer_inputs as layer_inputs
+from phalanx.redteam.inversion.gradient_search import GradientSearch as GradientSearch
 from phalanx.redteam.inversion.inverter import (
     Inverter as Inverter,
     chance_share as chance_share,
@@ -24,5 +25,6 @@ from phalanx.redteam.inversion.nearest_neighbour import (
 )
 from phalanx.redteam.inversion.span_check import SpanCheck as SpanCheck, precision_and_recall as precision_and_recall
 from phalanx.redteam.inversion.table import PRIVACY_ATTACKS as PRIVACY_ATTACKS
+from phalanx.redteam.inversion.text_property import TextProperty as TextProperty
 from phalanx.redteam.inversion.trained_inverter import TrainedInverter as TrainedInverter
 from phalanx.redteam.inversion.wires import WIRES as WIRES, Guard as Guard

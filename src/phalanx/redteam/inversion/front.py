@@ -66,6 +66,29 @@ class Front:
         """Return the hidden states at one cut, ``[batch, seq, dim]``."""
         return self.hidden_states(ids, depth)[depth]
 
+    def states_of_embeddings(self, embedded: Tensor, depth: int) -> Tensor:
+        """Run vectors in the place of token embeddings up to one cut; gradients flow back to them.
+
+        Args:
+            embedded: ``[batch, seq, features]``; positions are added as for tokens.
+            depth: A cut behind a block.
+
+        Returns:
+            ``[batch, seq, dim]``.
+        """
+        first = self.stages[0]
+        table = first.get_submodule(first.family.embedding_weight.rpartition(".")[0])
+        hook = table.register_forward_hook(lambda *_: embedded)
+        try:
+            x: Tensor = torch.zeros(embedded.shape[:2], dtype=torch.int64)
+            for stage in self.stages:
+                x = stage(x)
+                if stage.spec.end_layer == depth:
+                    return x
+        finally:
+            hook.remove()
+        raise ModelError(f"cut {depth}: is not one of {list(self.depths)} behind a block")
+
     def next_tokens(self, ids: Tensor, count: int) -> Tensor:
         """Return the next tokens that the whole public model predicts, likeliest first.
 

@@ -39,6 +39,16 @@ PRIVACY_ATTACKS: Mapping[str, PrivacyAttackEntry] = MappingProxyType(
         "candidate_search": PrivacyAttackEntry(
             "CandidateSearch", "activations of a cut", "tokens", _CUT, "Nikolaou et al. 2025 (SipIt)"
         ),
+        "gradient_search": PrivacyAttackEntry(
+            "GradientSearch", "activations of a cut", "tokens", ("sealed", "noise"), "Zhu et al. 2019 (DLG)"
+        ),
+        "text_property": PrivacyAttackEntry(
+            "TextProperty",
+            "activations of a cut, and of texts with a known property",
+            "domain",
+            _CUT,
+            "Pan et al. 2020",
+        ),
         "span_check": PrivacyAttackEntry(
             "SpanCheck",
             "one batch's adapter gradient",
@@ -58,6 +68,9 @@ PRIVACY_ATTACKS: Mapping[str, PrivacyAttackEntry] = MappingProxyType(
         ),
         "cut_gradients": PrivacyAttackEntry(
             "LabelsByDirection", "gradients of a cut, and of known labels", "labels", _CUT, "Li et al. 2022"
+        ),
+        "next_tokens": PrivacyAttackEntry(
+            "LinearMap", "gradients of a cut, and of known text", "next tokens", ("sealed", "noise"), "Li et al. 2022"
         ),
     }
 )
