@@ -70,6 +70,7 @@ class GuardedPipeline:
     Attributes:
         stages: At least three stages; the first and the last one are the owner's.
         audits: Microbatches of each middle stage that are recomputed in a step; 0 with `is_guarded` False.
+        shadows: Copies of a middle stage besides its holder's, each with a gradient and an update.
     """
 
     stages: Sequence[StageDurations]
@@ -79,6 +80,7 @@ class GuardedPipeline:
     schedule: str = "1f1b"
     is_guarded: bool = True
     audits: int = 1
+    shadows: int = 1
 
     def step_seconds(self, num_steps: int = 4) -> float:
         """Seconds of a step in a row of them, whose updates overlap with the beginning of the next one."""
@@ -97,8 +99,12 @@ class GuardedPipeline:
 
     def shadow_of(self, stage: int) -> int:
         """The party that shadows a middle stage: the next worker's holder, or the owner where there is one worker."""
+        return self.shadows_of(stage)[0]
+
+    def shadows_of(self, stage: int) -> tuple[int, ...]:
+        """All shadows of a middle stage: the next workers' holders, or the owner where there are no more."""
         workers = len(self.stages) - 2
-        return OWNER if workers == 1 else stage % workers + 1
+        return tuple(OWNER if n >= workers else (stage - 1 + n) % workers + 1 for n in range(1, self.shadows + 1))
 
     def _play_passes(self, clocks: _Clocks, begins: Sequence[float]) -> list[float]:
         """Play all microbatches; returns when each stage has done its last one."""
@@ -148,14 +154,16 @@ class GuardedPipeline:
             return max(reports)
         # each stage commits and sends its gradient before it audits another one
         gradients = {
-            stage: clocks.send(self.party_of(stage), self.shadow_of(stage), self.stages[stage].gradient_bytes)
+            (stage, shadow): clocks.send(self.party_of(stage), shadow, self.stages[stage].gradient_bytes)
             for stage in middle
+            for shadow in self.shadows_of(stage)
         }
+        reports += [arrival + line.latency_s for arrival in gradients.values()]
         for stage in middle:
             # the order, then the inputs that the shadow asks for
             fetched = ends[stage] + 4 * line.latency_s + 2 * self.audits * self.boundary_bytes / line.bytes_per_s
             audit = self.audits * self.stages[stage].audit
-            ended = clocks.work(self.shadow_of(stage), max(gradients[stage], fetched), audit)
+            ended = clocks.work(self.shadow_of(stage), max(gradients[stage, self.shadow_of(stage)], fetched), audit)
             reports.append(ended + line.latency_s)
         return max(reports)
 
@@ -170,5 +178,6 @@ class GuardedPipeline:
             for stage in range(1, len(self.stages) - 1):
                 times = self.stages[stage]
                 clocks.work(self.party_of(stage), 0.0, times.digest)
-                clocks.work(self.shadow_of(stage), 0.0, times.update + times.digest)
+                for shadow in self.shadows_of(stage):
+                    clocks.work(shadow, 0.0, times.update + times.digest)
         return begins

@@ -30,6 +30,7 @@ def watch_of(run: StagedRun) -> AuditRates | None:
         reach=guard.keep_states,
         kept_every=guard.keep_states,
         min_audits=guard.min_audits,
+        shadows=guard.shadows,
     )
 
 
@@ -46,7 +47,7 @@ def preset_rows(run: StagedRun, size: StepSize) -> list[dict[str, str]]:
     """Compare the presets for a run: steps to detection, steps redone, CPU time, bytes and memory."""
     rows = []
     for name in PRESETS:
-        guard = GuardConfig(preset=name, shadow=run.guard.shadow)
+        guard = GuardConfig(preset=name, shadow=run.guard.shadow, shadows=run.guard.shadows)
         predicted = predict_guard(run.model_copy(update={"guard": guard}), size)
         if predicted is None:
             continue
@@ -62,6 +63,27 @@ def preset_rows(run: StagedRun, size: StepSize) -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def second_shadow_note(run: StagedRun, size: StepSize) -> str | None:
+    """Price a second shadow of each stage, whether the run has it or not; None where it can have none."""
+    if not run.guard.sends_gradient:
+        return None
+    prices = []
+    for shadows in (1, 2):
+        guard = run.guard.model_copy(update={"shadows": shadows})
+        predicted = predict_guard(run.model_copy(update={"guard": guard}), size)
+        if predicted is None:
+            return None
+        prices.append(predicted[1])
+    one, two = prices
+    has, costs = ("has", "costs") if run.guard.shadows > 1 else ("would have", "would cost")
+    return (
+        f"second shadow (guard.shadows = 2): each stage {has} a third copy, so that holder and shadow can be lost at "
+        f"once; it {costs} up to {100 * (two.extra_compute - one.extra_compute):.1f} % CPU, "
+        f"{100 * (two.extra_bytes - one.extra_bytes):.0f} % bytes and "
+        f"{(two.memory_bytes - one.memory_bytes) / 2**20:.0f} MiB of memory more"
+    )
 
 
 def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
