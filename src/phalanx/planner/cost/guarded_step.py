@@ -84,7 +84,7 @@ class GuardedPipeline:
 
     def step_seconds(self, num_steps: int = 4) -> float:
         """Seconds of a step in a row of them, whose updates overlap with the beginning of the next one."""
-        clocks = _Clocks(self.line, [0.0] * (len(self.stages) - 1))
+        clocks = _Clocks(self.line, [0.0] * self.num_parties)
         begins = [0.0] * len(self.stages)
         decisions = []
         for _ in range(num_steps):
@@ -92,6 +92,11 @@ class GuardedPipeline:
             decisions.append(self._decide(clocks, ends))
             begins = self._apply(clocks, decisions[-1])
         return decisions[-1] - decisions[-2]
+
+    @property
+    def num_parties(self) -> int:
+        """How many parties there are."""
+        return len(self.stages) - 1
 
     def party_of(self, stage: int) -> int:
         """The party that holds a stage."""

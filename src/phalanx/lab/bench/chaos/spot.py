@@ -1,0 +1,70 @@
+"""``phalanx bench spot``: goodput on machines that are taken and come back, by the rates of published traces."""
+
+import statistics
+from dataclasses import asdict
+from typing import Any
+
+from phalanx.lab.bench.chaos.spot_play import SPOT_ARMS, SpotArm, SpotPlay, SpotWork
+from phalanx.lab.bench.chaos.spot_traces import HOUR_S, SPOT_SHAPES, draw_trace
+from phalanx.lab.bench.measure.harness import print_progress
+from phalanx.lab.bench.measure.machine import bench_head, load_average
+from phalanx.lab.bench.measure.row_file import Row
+
+_STAGES = (8, 12)
+_RESTARTS_S = (60.0, 300.0)
+
+
+def bench_spot(quick: bool) -> dict[str, Any]:
+    """Play drawn traces through for each arm.
+
+    Args:
+        quick: One seed and three hours in the place of five and 24.
+
+    Returns:
+        `rows`, one for each number of stages, shape, arm and time that a restart takes; seconds are simulated.
+    """
+    load, work = load_average(), SpotWork()
+    seeds, hours = (1, 3.0) if quick else (5, 24.0)
+    rows = [
+        _row_of(stages, shape, arm, seeds, hours, restart_s)
+        for stages in _STAGES
+        for shape in SPOT_SHAPES
+        for arm in SPOT_ARMS
+        # with a guard no process begins anew
+        for restart_s in (_RESTARTS_S if SPOT_ARMS[arm].shadows == 0 else _RESTARTS_S[:1])
+    ]
+    shapes = {name: asdict(shape) for name, shape in SPOT_SHAPES.items()}
+    return {**bench_head("spot", load, quick=quick), "assumed": asdict(work), "shapes": shapes, "rows": rows}
+
+
+def _row_of(stages: int, shape_name: str, arm: str, seeds: int, hours: float, restart_s: float) -> Row:
+    """Play one arm through the traces of all seeds; a machine of the pool for each stage between the owner's."""
+    work, shape, pool = SpotWork(restart_s=restart_s), SPOT_SHAPES[shape_name], stages - 2
+    workers = [f"worker-{number}" for number in range(1, pool + 1)]
+    plays = []
+    for seed in range(1, seeds + 1):
+        play = SpotPlay(work, SPOT_ARMS[arm], shape, list(workers))
+        play.play_trace(draw_trace(shape, pool, hours, seed), hours * HOUR_S)
+        plays.append(play)
+    rates = [work.sequences * play.steps / (hours * HOUR_S) for play in plays]
+    # nobody is taken, and nothing is checked
+    calm = SpotPlay(work, SpotArm(0, cuts=False), shape, list(workers))
+    calm_rate = work.sequences / calm.step_seconds(calm.roles)
+    row: Row = {
+        "stages": stages,
+        "shape": shape_name,
+        "arm": arm,
+        "restart_s": restart_s if SPOT_ARMS[arm].shadows == 0 else None,
+        "traces": seeds,
+        "hours": hours,
+        "sequences_per_s": statistics.mean(rates),
+        "sequences_per_s_lowest": min(rates),
+        "sequences_per_s_highest": max(rates),
+        "share_of_undisturbed": statistics.mean(rates) / calm_rate,
+        "steps_lost": sum(play.lost_steps for play in plays),
+        "takeovers": sum(play.num_takeovers for play in plays),
+        "returns_to_a_checkpoint": sum(play.num_fallbacks for play in plays),
+        "cuts": sum(play.num_cuts for play in plays),
+    }
+    print_progress(f"spot: K = {stages}, {shape_name}, {arm}: {100 * row['share_of_undisturbed']:.0f} %")
+    return row
