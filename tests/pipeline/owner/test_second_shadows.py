@@ -192,6 +192,20 @@ def test_two_shadows_that_lie_alike_outvote_no_honest_holder(make_company, hones
     assert digest == honest_digest(tiny_run(5), 3)
 
 
+@pytest.mark.parametrize("kind", [GradientHeld, UpdateReport])
+def test_a_second_shadow_that_says_nothing_is_replaced_and_not_convicted(make_company, honest_digest, kind):
+    def withhold(outgoing, message):
+        is_second = isinstance(message, UpdateReport) or message.stage == 1
+        return [] if is_second else [outgoing]
+
+    company = make_company(thrice(), {3: Actor(rewrite=rewrite_only(kind, withhold))})
+
+    company.run(2)
+
+    assert company.weights_digest() == honest_digest(tiny_run(5), 2)
+    assert (company.lost, company.verdicts) == (["worker-3"], [])
+
+
 def alter_last_copy(copy, held):
     """Worker 3 alone: its copy of stage 1 takes twice the gradient in step 1, when the other two are about to die."""
 

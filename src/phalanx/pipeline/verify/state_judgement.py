@@ -55,13 +55,13 @@ class StateJudgement:
             parties, reports = facts.assignment.parties_of(stage), self.reported_states.get(stage, {})
             if stage in facts.agreed_states or not reports.keys() >= {*parties}:
                 continue
-            said = {party: reports[party] for party in parties}
-            odd = next((party for party in parties if said[party] != said[parties[0]]), None)
+            signed = {party: reports[party] for party in parties}
+            odd = next((party for party in parties if signed[party] != signed[parties[0]]), None)
             if odd is None:
-                facts.agreed_states[stage] = said[parties[0]]
+                facts.agreed_states[stage] = signed[parties[0]]
                 judgement = await self._weigh_undone(stage)
             else:
-                judgement = await self._judge_state(stage, said, odd)
+                judgement = await self._judge_state(stage, signed, odd)
             if judgement is not None:
                 return judgement
         return None
@@ -72,12 +72,12 @@ class StateJudgement:
         facts, ledger = self._facts, self._facts.ledger
         for stage in facts.watched_stages:
             shadows, holder = facts.assignment.shadows_of(stage), facts.holder_of(stage)
-            held = {shadow: ledger.held[stage, shadow] for shadow in shadows if (stage, shadow) in ledger.held}
-            if stage not in ledger.commits or len(held) < len(shadows):
+            reports = {shadow: ledger.held[stage, shadow] for shadow in shadows if (stage, shadow) in ledger.held}
+            if stage not in ledger.commits or len(reports) < len(shadows):
                 continue
             if stage in ledger.gradients_agreed or stage not in facts.agreed_states:
                 continue
-            for shadow, report in held.items():
+            for shadow, report in reports.items():
                 ruling = await self._judge_held(stage, shadow, report)
                 if ruling is not None and ruling.party is not None:
                     what = "reported a weight gradient or norm that differs from the sent or computed one"
@@ -153,7 +153,7 @@ class StateJudgement:
             return self._judge_ruling(ruling, ledger.step, stage, (holder, auditor), what, headers)
         return None
 
-    async def _judge_state(self, stage: int, said: dict[str, StateDigest], odd: str) -> Judgement | None:
+    async def _judge_state(self, stage: int, signed: dict[str, StateDigest], odd: str) -> Judgement | None:
         """Redo an update about which copies differ: `odd` is the first one that is not like the holder's."""
         facts, holder = self._facts, self._facts.holder_of(stage)
         facts.observe("alarm", {"step": facts.ledger.step, "stage": stage, "kind": "state", "accuser": odd})
@@ -164,17 +164,17 @@ class StateJudgement:
             return facts.make_judgement("transfer", odd, stage, reason, accuser=OWNER)
         gradient = (commit.gradient, previous.clip_coefficient)
         parties = facts.assignment.parties_of(stage)[::-1]
-        ruling = await self._referee.judge_update(stage, parties, before, gradient, said)
+        ruling = await self._referee.judge_update(stage, parties, before, gradient, signed)
         if ruling.party is None:
             self._referee.take_work()
-            facts.agreed_states[stage] = said[holder]
+            facts.agreed_states[stage] = signed[holder]
             return None
-        right = [state for state in said.values() if state == ruling.state]
+        right = [state for state in signed.values() if state == ruling.state]
         if right:
             # the owner has made this update itself, and so stands for the copies that are left
             facts.agreed_states[stage] = right[0]
         what = f"has a state that does not follow from the signed gradient of step {before.step}"
-        headers = update_headers(facts, stage, said, ruling.party)
+        headers = update_headers(facts, stage, signed, ruling.party)
         pair = (holder, odd if ruling.party == holder else ruling.party)
         return self._judge_ruling(ruling, facts.ledger.step, stage, pair, what, headers)
 

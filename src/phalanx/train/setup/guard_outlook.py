@@ -69,20 +69,19 @@ def second_shadow_note(run: StagedRun, size: StepSize) -> str | None:
     """Price a second shadow of each stage, whether the run has it or not; None where it can have none."""
     if not run.guard.sends_gradient:
         return None
-    prices = []
-    for shadows in (1, 2):
-        guard = run.guard.model_copy(update={"shadows": shadows})
-        predicted = predict_guard(run.model_copy(update={"guard": guard}), size)
-        if predicted is None:
-            return None
-        prices.append(predicted[1])
-    one, two = prices
+    guards = [run.guard.model_copy(update={"shadows": shadows}) for shadows in (1, 2)]
+    predicted = [predict_guard(run.model_copy(update={"guard": guard}), size) for guard in guards]
+    prices = [prediction[1] for prediction in predicted if prediction is not None]
+    if len(prices) < len(guards):
+        return None
+    cpu = prices[1].extra_compute - prices[0].extra_compute
+    share = prices[1].extra_bytes - prices[0].extra_bytes
+    memory_bytes = prices[1].memory_bytes - prices[0].memory_bytes
     has, costs = ("has", "costs") if run.guard.shadows > 1 else ("would have", "would cost")
     return (
         f"second shadow (guard.shadows = 2): each stage {has} a third copy, so that holder and shadow can be lost at "
-        f"once; it {costs} up to {100 * (two.extra_compute - one.extra_compute):.1f} % CPU, "
-        f"{100 * (two.extra_bytes - one.extra_bytes):.0f} % bytes and "
-        f"{(two.memory_bytes - one.memory_bytes) / 2**20:.0f} MiB of memory more"
+        f"once; it {costs} up to {100 * cpu:.1f} % CPU, {100 * share:.0f} % bytes and {memory_bytes / 2**20:.0f} MiB "
+        "of memory more"
     )
 
 
