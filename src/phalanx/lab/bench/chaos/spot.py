@@ -1,17 +1,28 @@
 """``phalanx bench spot``: goodput on machines that are taken and come back, by the rates of published traces."""
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from phalanx.checkpoint import CheckpointConfig
+from phalanx.lab.bench.chaos.chaos import small_workload
+from phalanx.lab.bench.chaos.goodput import Arm, Window, play_window
 from phalanx.lab.bench.chaos.spot_play import SPOT_ARMS, SpotArm, SpotPlay, SpotWork
 from phalanx.lab.bench.chaos.spot_traces import HOUR_S, SPOT_SHAPES, draw_trace
-from phalanx.lab.bench.measure.harness import print_progress
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.measure.row_file import Row
+from phalanx.lab.bench.measure.workloads import prepare_run
 
 _STAGES = (8, 12)
 _RESTARTS_S = (60.0, 300.0)
+_WINDOW = Window(mean_s=40.0, failures=4, warm_up_s=20.0, undisturbed_s=40.0, group=2)
+_PROCESS_ARMS: Mapping[str, tuple[Arm, int]] = {
+    "two shadows": ("phalanx", 2),
+    "one shadow": ("phalanx", 1),
+    "checkpoint restart": ("torchrun", 1),
+}
 
 
 def bench_spot(quick: bool) -> dict[str, Any]:
@@ -22,6 +33,7 @@ def bench_spot(quick: bool) -> dict[str, Any]:
 
     Returns:
         `rows`, one for each number of stages, shape, arm and time that a restart takes; seconds are simulated.
+        `processes`, measured goodput of six real processes by arm; none with `quick`.
     """
     load, work = load_average(), SpotWork()
     seeds, hours = (1, 3.0) if quick else (5, 24.0)
@@ -34,7 +46,25 @@ def bench_spot(quick: bool) -> dict[str, Any]:
         for restart_s in (_RESTARTS_S if SPOT_ARMS[arm].shadows == 0 else _RESTARTS_S[:1])
     ]
     shapes = {name: asdict(shape) for name, shape in SPOT_SHAPES.items()}
-    return {**bench_head("spot", load, quick=quick), "assumed": asdict(work), "shapes": shapes, "rows": rows}
+    played = {"assumed": asdict(work), "shapes": shapes, "rows": rows}
+    return {**bench_head("spot", load, quick=quick), **played, "processes": [] if quick else _measure_processes()}
+
+
+def _measure_processes() -> list[Row]:
+    """Let an owner and five workers train while two workers at a time are killed, and replaced at once."""
+    usual, cache = small_workload(quick=True).run, cache_directory()
+    pipeline = usual.pipeline.model_copy(update={"stages": 7})
+    checkpoint = CheckpointConfig(every=8, keep=2, asynchronous=True)
+    run = usual.model_copy(update={"pipeline": pipeline, "checkpoint": checkpoint})
+    run = run.model_copy(update={"train": run.train.model_copy(update={"steps": 1_000_000})})
+    prepare_run(run, cache)
+    rows = []
+    for name, (arm, shadows) in _PROCESS_ARMS.items():
+        guarded = run.model_copy(update={"guard": run.guard.model_copy(update={"shadows": shadows})})
+        with scratch_directory() as directory:
+            rows.append({**play_window(guarded, arm, _WINDOW, directory, cache), "arm": name})
+        print_progress(f"spot: six processes, {name}: {rows[-1]['steps']} steps in {rows[-1]['window_s']:.0f} s")
+    return rows
 
 
 def _row_of(stages: int, shape_name: str, arm: str, seeds: int, hours: float, restart_s: float) -> Row:

@@ -33,16 +33,16 @@ class SpotWork:
     """A model and its machines; the owner's is no spot machine, and has a layer at each end of the model.
 
     Attributes:
-        layers: Of the middle stages together.
-        layer: Work of one layer.
-        boundary_bytes: Of a microbatch between two stages.
+        layers: Layers of all middle stages together.
+        layer: Durations of one layer's work on one machine.
+        boundary_bytes: Size of a microbatch between two stages.
         audits: Microbatches of each stage that a guard recomputes in a step.
-        state_bytes: Of one layer: weights and moments.
-        detection_s: From a loss until the owner knows of it.
-        roles_s: For a change of roles, beside the states that travel.
-        restart_s: From a loss until all processes of a job without a guard have begun anew with the last checkpoint.
-        cut_s: For the end of a session and the beginning of the next one, with other stages.
-        checkpoint_s: That a checkpoint adds to the training.
+        state_bytes: Size of one layer's weights and moments.
+        detection_s: Seconds from a loss until the owner knows of it.
+        roles_s: Seconds of a change of roles, beside the states that travel.
+        restart_s: Seconds from a loss until a job without a guard has begun anew with the last checkpoint.
+        cut_s: Seconds of the end of a session and the beginning of the next one, with other stages.
+        checkpoint_s: Seconds that a checkpoint adds to the training.
     """
 
     layers: int = 46
@@ -110,7 +110,7 @@ class SpotPlay:
     """One arm on its way through a trace.
 
     Attributes:
-        workers: Machines that take part.
+        workers: Machines that take part now, in the order in which they came.
         steps: Steps whose result still counts.
         saved: Steps of the last checkpoint.
         lost_steps: Steps that a checkpoint did not have.

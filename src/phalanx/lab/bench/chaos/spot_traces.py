@@ -58,7 +58,7 @@ class SpotEvent:
     """Machines that are taken at once, or one that comes.
 
     Attributes:
-        at_s: Seconds from the beginning.
+        at_s: Seconds from the beginning of the trace.
     """
 
     at_s: float
