@@ -158,13 +158,14 @@ class GuardedPipeline:
         if not self.is_guarded:
             return max(reports)
         # each stage commits and sends its gradient before it audits another one
+        watched = [stage for stage in middle if self.shadows_of(stage)]
         gradients = {
             (stage, shadow): clocks.send(self.party_of(stage), shadow, self.stages[stage].gradient_bytes)
-            for stage in middle
+            for stage in watched
             for shadow in self.shadows_of(stage)
         }
         reports += [arrival + line.latency_s for arrival in gradients.values()]
-        for stage in middle:
+        for stage in watched:
             # the order, then the inputs that the shadow asks for
             fetched = ends[stage] + 4 * line.latency_s + 2 * self.audits * self.boundary_bytes / line.bytes_per_s
             audit = self.audits * self.stages[stage].audit

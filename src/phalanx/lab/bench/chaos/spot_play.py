@@ -7,7 +7,7 @@ Roles are given by the very functions that give them in a run; how long a step t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 
 from phalanx.errors import NoHolderError
 from phalanx.lab.bench.chaos.goodput import checkpoint_interval
@@ -83,26 +83,41 @@ SPOT_ARMS = {
 }
 
 
+Places = tuple[tuple[int, ...], ...]
+"""The machines with a copy of each stage, the holder first, numbered as they appear; 0 is the owner's."""
+
+
 @dataclass(frozen=True)
 class _PlacedPipeline(GuardedPipeline):
-    """A pipeline on paper whose machines have the stages of an assignment."""
+    """A pipeline on paper whose machines have the stages that these places say."""
 
-    assignment: Assignment = field(default_factory=lambda: Assignment({}, {}))
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        placed = {party for stage in self.assignment.holders for party in self.assignment.parties_of(stage)}
-        return {party: number for number, party in enumerate((OWNER, *sorted(placed - {OWNER})))}
+    places: Places = ()
 
     @property
     def num_parties(self) -> int:
-        return len(self._numbers)
+        return 1 + max(number for parties in self.places for number in parties)
 
     def party_of(self, stage: int) -> int:
-        return self._numbers[self.assignment.holders[stage]]
+        return self.places[stage][0]
 
     def shadows_of(self, stage: int) -> tuple[int, ...]:
-        return tuple(self._numbers[party] for party in self.assignment.shadows_of(stage))
+        return self.places[stage][1:]
+
+
+@lru_cache(maxsize=2**16)
+def _step_seconds(work: SpotWork, places: Places, *, is_guarded: bool) -> float:
+    middle = len(places) - 2
+    shares = [work.layers * (n + 1) // middle - work.layers * n // middle for n in range(middle)]
+    paper = _PlacedPipeline(
+        [_scaled(work.layer, layers) for layers in (1, *shares, 1)],
+        work.microbatches,
+        work.boundary_bytes,
+        work.line,
+        is_guarded=is_guarded,
+        audits=work.audits if is_guarded else 0,
+        places=places,
+    )
+    return paper.step_seconds()
 
 
 @dataclass
@@ -129,7 +144,6 @@ class SpotPlay:
     num_takeovers: int = 0
     roles: Assignment = field(default_factory=lambda: Assignment({}, {}))
     _newcomers: list[str] = field(default_factory=list)
-    _seconds: dict[tuple[tuple[tuple[str, ...], ...], int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.roles = self._begin_roles(self.workers, len(self.workers) + 2)
@@ -157,24 +171,10 @@ class SpotPlay:
         """Seconds of a step with these roles; no end where a job without a guard has no machine."""
         if not self.workers and not self.arm.shadows:
             return math.inf
-        places = tuple(roles.parties_of(stage) for stage in sorted(roles.holders))
-        key = places, self.arm.shadows
-        if key not in self._seconds:
-            work, middle = self.work, len(places) - 2
-            shares = [work.layers * (n + 1) // middle - work.layers * n // middle for n in range(middle)]
-            stages = [_scaled(work.layer, layers) for layers in (1, *shares, 1)]
-            is_guarded = self.arm.shadows > 0
-            paper = _PlacedPipeline(
-                stages,
-                work.microbatches,
-                work.boundary_bytes,
-                work.line,
-                is_guarded=is_guarded,
-                audits=work.audits if is_guarded else 0,
-                assignment=roles,
-            )
-            self._seconds[key] = paper.step_seconds()
-        return self._seconds[key]
+        numbers, places = {OWNER: 0}, list[tuple[int, ...]]()
+        for stage in sorted(roles.holders):
+            places.append(tuple(numbers.setdefault(party, len(numbers)) for party in roles.parties_of(stage)))
+        return _step_seconds(self.work, tuple(places), is_guarded=self.arm.shadows > 0)
 
     def _begin_roles(self, workers: Sequence[str], num_stages: int) -> Assignment:
         first = first_assignment(max(num_stages, 3), workers, guarded=self.arm.shadows > 0)
