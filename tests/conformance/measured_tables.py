@@ -387,7 +387,10 @@ def spot(result: Result) -> Iterator[str]:
     guarded = [f"{shadows}, {way}" for way in ("cut anew", "fixed stages") for shadows in ("two shadows", "one shadow")]
     arms = [*((arm, None) for arm in guarded), *(("checkpoint restart", seconds) for seconds in (60.0, 300.0))]
     for stages, shape in dict.fromkeys((row["stages"], row["shape"]) for row in result["rows"]):
-        cells = [share(by_arm[stages, shape, *arm]["share_of_undisturbed"], 0) for arm in arms]
+        rows = [by_arm[stages, shape, *arm] for arm in arms]
+        cells = [
+            f"{share(row['share_of_undisturbed'], 0)}, {share(row['share_of_own_undisturbed'], 0)}" for row in rows
+        ]
         returns = [by_arm[stages, shape, arm, None]["returns_to_a_checkpoint"] for arm in guarded[2:]]
         yield line(str(stages), f"`{shape}`", *cells, " and ".join(map(str, returns)))
 

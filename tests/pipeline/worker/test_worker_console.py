@@ -114,7 +114,7 @@ def test_a_worker_shows_the_table_of_all_parties_as_far_as_it_knows_of_them():
     assert worker_console.table_rows()[0].heard == 100
 
     # of a party without a stage its worker neighbours are not told why
-    worker_console.note_assignment({0: "owner", 1: "bob", 2: "bob", 3: "owner"}, {}, 10)
+    worker_console.note_assignment(Assignment({0: "owner", 1: "bob", 2: "bob", 3: "owner"}, {}), 10)
     assert [row.name for row in worker_console.table_rows()] == ["bob"]
 
 
@@ -123,7 +123,7 @@ def test_what_stays_in_the_same_hands_is_not_counted_from_anew():
     worker_console.print_connected("owner:7070", "bob", "run-1")
 
     for step in (4, 5, 6):
-        worker_console.note_assignment({1: "alice", 2: "bob"}, {}, step)
+        worker_console.note_assignment(Assignment({1: "alice", 2: "bob"}, {}), step)
         worker_console.print_step(step)
 
     assert [(row.name, row.since_step, row.steps) for row in worker_console.table_rows()] == [

@@ -77,9 +77,9 @@ def _row_of(stages: int, shape_name: str, arm: str, seeds: int, hours: float, re
         play.play_trace(draw_trace(shape, pool, hours, seed), hours * HOUR_S)
         plays.append(play)
     rates = [work.sequences * play.steps / (hours * HOUR_S) for play in plays]
-    # nobody is taken, and nothing is checked
-    calm = SpotPlay(work, SpotArm(0, cuts=False), shape, list(workers))
-    calm_rate = work.sequences / calm.step_seconds(calm.roles)
+    # nobody is taken: with this arm's guard, and where nothing is checked
+    quiet = [SpotPlay(work, each, shape, list(workers)) for each in (SPOT_ARMS[arm], SpotArm(0, cuts=False))]
+    own_rate, free_rate = (work.sequences / play.step_seconds(play.roles) for play in quiet)
     row: Row = {
         "stages": stages,
         "shape": shape_name,
@@ -90,7 +90,8 @@ def _row_of(stages: int, shape_name: str, arm: str, seeds: int, hours: float, re
         "sequences_per_s": statistics.mean(rates),
         "sequences_per_s_lowest": min(rates),
         "sequences_per_s_highest": max(rates),
-        "share_of_undisturbed": statistics.mean(rates) / calm_rate,
+        "share_of_undisturbed": statistics.mean(rates) / free_rate,
+        "share_of_own_undisturbed": statistics.mean(rates) / own_rate,
         "steps_lost": sum(play.lost_steps for play in plays),
         "takeovers": sum(play.num_takeovers for play in plays),
         "returns_to_a_checkpoint": sum(play.num_fallbacks for play in plays),
