@@ -52,6 +52,11 @@ class StageEstimate:
     memory_bytes: int
     shadow_bytes: int
 
+    @property
+    def shadow(self) -> str | None:
+        """The shadow that audits the stage first, None for the owner's own."""
+        return next(iter(self.shadows), None)
+
 
 def estimate_stages(run: StagedRun, source: ModelSource, workers: Sequence[str] | None = None) -> list[StageEstimate]:
     """Return the stage table with expected memory; `workers` are the participants, all of the run's when None."""
