@@ -198,7 +198,7 @@ def add_second_shadows(
         if OWNER in (holders[stage], shadow):
             continue
         others = [worker for worker in workers if worker != shadow]
-        former = () if old is None else reversed(old.parties_of(stage))
+        former = () if old is None else old.parties_of(stage)[::-1]
         candidates = [name for name in former if name in others and name != holders[stage]]
         candidates += _shadow_candidates(stage, holders, (*shadows.values(), *seconds.values()), others)
         excess = {name: memory.excess_bytes(holders, shadows, {**seconds, stage: name}) for name in candidates}
