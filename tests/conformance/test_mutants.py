@@ -290,14 +290,21 @@ MUTANTS = (
     Mutant(
         "L3 states of holder and shadow",
         "pipeline/verify/state_judgement.py",
-        "if reports[holder] == reports[shadow]:",
-        "if reports[holder]:",
+        "if odd is None:",
+        "if parties:",
         PIPELINE + "verify/test_wrong_updates.py::test_a_stage_that_reports_a_wrong_state_is_named",
+    ),
+    Mutant(
+        "L3 states of second shadows",
+        "pipeline/verify/state_judgement.py",
+        "facts.assignment.parties_of(stage), self.reported_states",
+        "facts.assignment.parties_of(stage)[:2], self.reported_states",
+        PIPELINE + "owner/test_second_shadows.py::test_a_liar_beside_two_shadows_is_named_alone",
     ),
     Mutant(
         "L3 gradients and norms of holder and shadow",
         "pipeline/verify/state_judgement.py",
-        "if commit.gradient == report.gradient and same_norm(commit.norm_squared, report.norm_squared, alike=alike):",
+        "if commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike):",
         "if commit.gradient:",
         PIPELINE + "verify/test_wrong_updates.py::test_a_shadow_that_reports_another_gradient_or_norm_is_named",
     ),
@@ -429,7 +436,7 @@ MUTANTS = (
     Mutant(
         "L5 the shadow inherits",
         "pipeline/assignment/assignment.py",
-        "holders[stage] = successor",
+        "holders[stage] = copies.pop(0)",
         "holders[stage] = workers[0]",
         PIPELINE + "test_lying_stages.py::test_the_shadow_of_the_liar_serves_its_stage_from_then_on",
     ),
@@ -480,8 +487,8 @@ MUTANTS = (
     Mutant(
         "L5 heirs that wait for a state",
         "pipeline/assignment/assignment.py",
-        "if name and name in had and name in present",
-        "if name",
+        "if name in had and name in present and name != holders[stage]",
+        "if name != holders[stage]",
         PIPELINE
         + "worker/test_upkeeps.py::"
         + "test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_checkpoint",

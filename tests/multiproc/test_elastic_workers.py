@@ -40,3 +40,22 @@ def test_a_killed_worker_is_started_anew_and_one_with_notice_leaves_without_a_lo
     summary = place.summary()
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
     assert (summary["verdicts"], summary["steps_lost"]) == ([], 0)
+
+
+@pytest.mark.slow
+def test_holder_and_shadow_killed_at_once_cost_the_step_where_there_is_a_second_shadow(place):
+    settings = ("pipeline.stages=5", "model.architecture.n_layer=5", "train.steps=40", "checkpoint.every=40")
+    clean = place.finish(*settings, "guard.mode='off'", run_dir="clean")
+
+    owner = place.train(*settings, "guard.shadows=2")
+    place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 5,'))
+    both = [worker_pid(owner, name) for name in ("worker-1", "worker-2")]
+    for pid in both:
+        os.kill(pid, signal.SIGKILL)
+    assert owner.wait() == 0, owner.text
+
+    assert not any(map(exists, both))
+    assert {body["party"] for _, body in kinds(place, "lost")} == {"worker-1", "worker-2"}
+    summary = place.summary()
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert (summary["verdicts"], summary["steps_lost"], kinds(place, "fell_back")) == ([], 0, [])

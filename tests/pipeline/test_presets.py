@@ -125,3 +125,14 @@ def test_a_removed_key_with_the_only_value_left_changes_nothing():
 )
 def test_the_digest_of_a_guard_is_what_it_was_when_it_had_more_keys(guard, digest):
     assert config_digest(GuardConfig(**guard)).startswith(digest)
+
+
+@pytest.mark.parametrize("words", [{"mode": "off"}, {"shadow": "lockstep"}])
+def test_a_second_shadow_without_a_gradient_is_refused(words):
+    with pytest.raises(ValueError, match=r"shadows = 2 with .*set shadow = "):
+        GuardConfig(shadows=2, **words)
+
+
+def test_one_shadow_is_not_written():
+    assert "shadows" not in GuardConfig().model_dump()
+    assert GuardConfig(shadows=2).model_dump()["shadows"] == 2

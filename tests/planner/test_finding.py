@@ -228,3 +228,13 @@ def test_what_slips_through_is_documented_with_the_probability_of_the_formulas()
     first, second = single.split(" and ")
     assert f"probability of {first} %, in two steps with {second} %" in sentence
     assert f"weight gradient with {subtle} %" in sentence
+
+
+def test_a_second_shadow_is_priced_as_the_upkeep_of_one_more_copy():
+    one, two = (price_guard(replace(watch_of("standard"), shadows=n), LAW, SIZE, 4.0) for n in (1, 2))
+
+    assert two.memory_bytes == 2 * one.memory_bytes
+    assert two.bytes_per_number == pytest.approx(one.bytes_per_number + 4.0)
+    assert two.extra_bytes - one.extra_bytes == pytest.approx(4.0 * SIZE.watched_parameters / SIZE.boundary_bytes)
+    upkeep_s = LAW.parameter_s * SIZE.watched_parameters
+    assert two.extra_compute - one.extra_compute == pytest.approx(upkeep_s / LAW.base_seconds(SIZE))

@@ -59,3 +59,15 @@ def test_a_line_that_is_slower_than_the_stages_sets_the_pace():
     found = pipeline(2, 32, line=Line(1e5, 0.0)).step_seconds()
 
     assert 32 * 10.0 <= found <= 2 * 32 * 10.0 + 60.0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 6])
+def test_a_second_shadow_makes_a_step_longer_by_its_gradient_and_update_at_most(workers):
+    line = Line(4e6, 0.0)
+    one, two = (
+        pipeline(workers, line=line, is_guarded=True, audits=1, shadows=n).step_seconds(num_steps=8) for n in (1, 2)
+    )
+
+    assert all(len({stage, *pipeline(workers, shadows=2).shadows_of(stage)}) <= 3 for stage in range(1, workers + 1))
+    # a gradient takes a second on this line, an update with its digest three quarters
+    assert one <= two <= one + workers * (1.0 + 0.75)

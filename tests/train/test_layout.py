@@ -79,7 +79,7 @@ def test_each_middle_stage_has_its_worker_and_its_shadow(make_run, open_source):
     rows = estimate_stages(run, open_source(run))
 
     assert [row.holder for row in rows] == ["owner", "worker-1", "worker-2", "owner"]
-    assert [row.shadow for row in rows] == [None, "worker-2", "worker-1", None]
+    assert [row.shadows for row in rows] == [(), ("worker-2",), ("worker-1",), ()]
 
 
 def test_without_a_convicted_worker_the_rest_and_the_owner_serve(make_run, open_source):

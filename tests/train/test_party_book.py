@@ -36,7 +36,7 @@ def states(book):
 
 
 def at_work(book, holders, shadows, step=0):
-    book.watch_roles(SimpleNamespace(stage_holders=holders, stage_shadows=shadows, next_step=step))
+    book.watch_roles(SimpleNamespace(stage_holders=holders, stage_shadows=shadows, second_shadows={}, next_step=step))
 
 
 def links(book, received=(), sent=(), present=()):

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from phalanx.config import RefusedKeyError, StrictModel, one_of
-from phalanx.config.strict import check_reference
+from phalanx.config.strict import check_reference, later_key
 from phalanx.pipeline.party_layout import PartyLayout
 from phalanx.planner.schedules import verifiable_schedules
 from phalanx.transport.config import TransportConfig
@@ -262,6 +262,9 @@ class GuardConfig(StrictModel):
     shadow: Shadow = "gradient"
     """`gradient`: the stage's gradient goes through the shadow's own optimizer; `lockstep`: the shadow recomputes
     everything; `adapters`: as `gradient`, with the promise that only adapters are trained, so that little moves."""
+    shadows: int = later_key(1, ge=1, le=2)
+    """Copies of each stage besides its holder's. 2: a second shadow makes and signs every update and audits nothing, so
+    that holder and shadow may be lost at once; one more gradient is sent, one more copy kept."""
     screen: bool = True
     gradient_screen: bool = True
     """Whether a shadow that recomputes a microbatch compares its weight gradient with the sum that the stage sent; one
@@ -282,6 +285,11 @@ class GuardConfig(StrictModel):
     def _check_guard(self) -> "GuardConfig":
         if self.keep_states and not self.is_enabled:
             raise ValueError(f'keep_states = {self.keep_states} with mode = "off", which undoes nothing; remove one')
+        if self.shadows > 1 and not (self.is_enabled and self.sends_gradient):
+            raise ValueError(
+                f'shadows = {self.shadows} with mode = "{self.mode}" and shadow = "{self.shadow}": a second shadow '
+                'lives on the gradient that is sent to it; set shadow = "gradient", or shadows = 1'
+            )
         if self.classes == "mixed" and self.is_enabled and not self.sends_gradient:
             raise ValueError(
                 f'classes = "mixed" with shadow = "{self.shadow}": different kernels need a shadow that receives '

@@ -170,7 +170,7 @@ class Run:
         return None
 
     def get_ready(self, name, assign):
-        stages = [role.stage for role in assign.roles if name in (role.holder, role.shadow)]
+        stages = [role.stage for role in assign.roles if name in (role.holder, role.shadow, role.second_shadow)]
         states = {str(stage): self.lies.get((name, stage), KNOWN[stage]) for stage in stages}
         ready = Ready(epoch=assign.epoch, states={stage: state for stage, state in states.items() if state is not None})
         self.coordinator.record_message(received(ready, name))

@@ -192,7 +192,7 @@ def test_without_news_nothing_is_looked_at(step):
         step.advance()
     step.ledger.gradients_agreed.discard(STAGE)
     said = {"gradient": "bb" * 32, "norm_squared": 1.0}
-    step.ledger.held[STAGE] = GradientHeld(epoch=EPOCH, step=STEP, stage=STAGE, **said, parts=())
+    step.ledger.held[STAGE, SHADOW] = GradientHeld(epoch=EPOCH, step=STEP, stage=STAGE, **said, parts=())
 
     assert step.advance() is None
     step.coordinator.look_again()

@@ -139,7 +139,7 @@ def test_in_lockstep_what_the_shadow_holds_is_what_it_computed(model_cache, shad
     world = make_world(model_cache, shadow=shadow)
     commit = world.facts.ledger.commits[STAGE]
     said = {"gradient": commit.gradient, "norm_squared": commit.norm_squared}
-    world.facts.ledger.held[STAGE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
+    world.facts.ledger.held[STAGE, SHADOW] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
 
     judgement = judge_gradient_accomplice(world.facts, STAGE)
 
@@ -153,6 +153,6 @@ def test_an_owner_that_audits_is_no_accomplice(model_cache):
     world.facts.assignment = type(assignment)(assignment.holders, {STAGE: OWNER})
     commit = world.facts.ledger.commits[STAGE]
     said = {"gradient": commit.gradient, "norm_squared": commit.norm_squared}
-    world.facts.ledger.held[STAGE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
+    world.facts.ledger.held[STAGE, OWNER] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
 
     assert judge_gradient_accomplice(world.facts, STAGE) is None

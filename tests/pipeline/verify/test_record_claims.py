@@ -179,7 +179,7 @@ def test_a_gradient_counts_from_the_shadow_and_once(recorder):
 
     recorder.take(held, SHADOW)
 
-    assert recorder.ledger.held == {STAGE: held}
+    assert recorder.ledger.held == {(STAGE, SHADOW): held}
     with pytest.raises(FrameError, match="twice"):
         recorder.take(held, SHADOW)
 
@@ -196,7 +196,7 @@ def test_a_second_gradient_that_is_another_one_convicts_the_shadow(recorder):
     recorder.take(held.model_copy(update={"norm_squared": 2.0}), SHADOW)
 
     assert equivocation_of(recorder, SHADOW) == ["gradient_held", "gradient_held"]
-    assert recorder.ledger.held == {STAGE: held}
+    assert recorder.ledger.held == {(STAGE, SHADOW): held}
 
 
 ORDER = 5

@@ -162,7 +162,7 @@ def audited(world):
     """All is committed to; the shadow owes the audit of microbatch 0."""
     ledger = world.facts.ledger
     ledger.commits[STAGE] = ledger.commits[0].model_copy(update={"stage": STAGE})
-    ledger.held[STAGE] = ledger.commits[STAGE]
+    ledger.held[STAGE, SHADOW] = ledger.commits[STAGE]
     ledger.awaited_audits.add((STAGE, 0, SHADOW))
     ledger.audits_drawn = True
     return world
@@ -234,7 +234,7 @@ def test_a_shadow_that_has_followed_a_stage_and_keeps_its_gradient_is_replaced(f
 
 def test_a_shadow_that_has_told_its_gradient_is_not_replaced(followed):
     ledger = followed.facts.ledger
-    ledger.held[STAGE] = ledger.commits[STAGE]
+    ledger.held[STAGE, SHADOW] = ledger.commits[STAGE]
 
     assert find(followed, diagnosis_of(followed)) is None
 

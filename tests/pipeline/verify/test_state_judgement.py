@@ -130,7 +130,7 @@ def test_where_nothing_was_applied_yet_the_copy_of_the_shadow_is_not_the_one_it_
 def hold(world, **changes):
     ledger = world.facts.ledger
     true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients, "float")}
-    ledger.held[STAGE] = GradientHeld(**PLACE, **{"parts": (), **true} | changes)
+    ledger.held[STAGE, SHADOW] = GradientHeld(**PLACE, **{"parts": (), **true} | changes)
 
 
 def commit(world, **changes):

@@ -6,6 +6,7 @@ import pytest
 
 from phalanx.errors import PeerLostError, PeerRefusedError
 from phalanx.pipeline import WorkerOutcome, keep_serving
+from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.worker.console import WorkerConsole
 
 
@@ -99,7 +100,8 @@ def test_a_worker_shows_the_table_of_all_parties_as_far_as_it_knows_of_them():
     worker_console.print_connected("owner:7070", "bob", "run-1")
     worker_console.watch_links(SimpleNamespace(bytes_sent={"owner": 3, "alice": 4}, bytes_received=received))
     worker_console.print_roles([2], [1], 7)
-    worker_console.note_assignment({0: "owner", 1: "alice.2", 2: "bob", 3: "owner"}, {1: "bob", 2: "alice.2"}, 7)
+    holders, shadows = {0: "owner", 1: "alice.2", 2: "bob", 3: "owner"}, {1: "bob", 2: "alice.2"}
+    worker_console.note_assignment(Assignment(holders, shadows), 7)
     for step in (7, 8, 9):
         worker_console.print_step(step)
     received["alice.2"] = 9
@@ -112,7 +114,7 @@ def test_a_worker_shows_the_table_of_all_parties_as_far_as_it_knows_of_them():
     assert worker_console.table_rows()[0].heard == 100
 
     # of a party without a stage its worker neighbours are not told why
-    worker_console.note_assignment({0: "owner", 1: "bob", 2: "bob", 3: "owner"}, {}, 10)
+    worker_console.note_assignment(Assignment({0: "owner", 1: "bob", 2: "bob", 3: "owner"}, {}), 10)
     assert [row.name for row in worker_console.table_rows()] == ["bob"]
 
 
@@ -121,7 +123,7 @@ def test_what_stays_in_the_same_hands_is_not_counted_from_anew():
     worker_console.print_connected("owner:7070", "bob", "run-1")
 
     for step in (4, 5, 6):
-        worker_console.note_assignment({1: "alice", 2: "bob"}, {}, step)
+        worker_console.note_assignment(Assignment({1: "alice", 2: "bob"}, {}), step)
         worker_console.print_step(step)
 
     assert [(row.name, row.since_step, row.steps) for row in worker_console.table_rows()] == [

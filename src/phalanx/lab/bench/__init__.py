@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.lab.bench.chaos.chaos import bench_chaos
+from phalanx.lab.bench.chaos.spot import bench_spot, bench_spot_processes
 from phalanx.lab.bench.data.data import bench_data
 from phalanx.lab.bench.detection.detection import (
     bench_detection,
@@ -54,6 +55,8 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "posttrain": bench_posttrain,
     "serve": bench_serve,
     "split": bench_split,
+    "spot": bench_spot,
+    "spot-processes": bench_spot_processes,
     "wall-time": bench_wall_time,
 }
 

@@ -58,18 +58,18 @@ class Memory:
         """Return the bytes that a stage needs."""
         return self._footprints[stage] if self._footprints else Footprint(0, 0)
 
-    def bytes_by_party(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> dict[str, int]:
+    def bytes_by_party(self, holders: Mapping[int, str], *shadows: Mapping[int, str]) -> dict[str, int]:
         """Bytes that each party would use."""
         total: dict[str, int] = {}
         for stage, party in holders.items():
             total[party] = total.get(party, 0) + self.footprint_of(stage).held
-        for stage, party in shadows.items():
+        for stage, party in ((stage, party) for roles in shadows for stage, party in roles.items()):
             total[party] = total.get(party, 0) + self.footprint_of(stage).shadowed
         return total
 
-    def excess_bytes(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> int:
+    def excess_bytes(self, holders: Mapping[int, str], *shadows: Mapping[int, str]) -> int:
         """Bytes by which limits would be exceeded, added up; 0 where everything fits."""
-        return self.excess_of(self.bytes_by_party(holders, shadows)) if self._ladders else 0
+        return self.excess_of(self.bytes_by_party(holders, *shadows)) if self._ladders else 0
 
     def excess_of(self, needs: Mapping[str, int]) -> int:
         """Return the excess, from the needs of each party."""
@@ -93,9 +93,9 @@ class Memory:
                     bytes_left = size - used if bytes_left is None else min(bytes_left, size - used)
         return bytes_left
 
-    def describe_shortages(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> list[str]:
+    def describe_shortages(self, holders: Mapping[int, str], *shadows: Mapping[int, str]) -> list[str]:
         """Name each party with too little memory, with its limit, its need and the roles that cause it."""
-        needs = self.bytes_by_party(holders, shadows)
+        needs = self.bytes_by_party(holders, *shadows)
         shortages = []
         for ladder in self._ladders:
             used, worst = 0, (0, "")
@@ -103,7 +103,7 @@ class Memory:
                 used += needs.get(party, 0)
                 users = sorted(other for _, other in ladder[: rung + 1] if needs.get(other))
                 if used - size > worst[0]:
-                    roles = "; ".join(_roles_of(user, holders, shadows) for user in users)
+                    roles = "; ".join(_roles_of(user, holders, *shadows) for user in users)
                     together = " together" if len(users) > 1 else ""
                     verbs = ("have", "need") if together else ("has", "needs")
                     names = " and ".join(users)
@@ -116,9 +116,9 @@ class Memory:
                 shortages.append(worst[1])
         return sorted(set(shortages))
 
-    def check_fit(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> None:
+    def check_fit(self, holders: Mapping[int, str], *shadows: Mapping[int, str]) -> None:
         """Refuse what does not fit."""
-        short = self.describe_shortages(holders, shadows)
+        short = self.describe_shortages(holders, *shadows)
         if short:
             raise ConfigError(f"memory: the stages do not fit: {'. '.join(short)}; {_ADVICE}").with_facts(
                 code="PHX-C018"
@@ -129,10 +129,10 @@ UNBOUNDED = Memory()
 """A memory into which everything fits."""
 
 
-def _roles_of(party: str, holders: Mapping[int, str], shadows: Mapping[int, str]) -> str:
+def _roles_of(party: str, holders: Mapping[int, str], *shadows: Mapping[int, str]) -> str:
     parts = []
-    for verb, roles in (("holds", holders), ("shadows", shadows)):
-        stages = [str(stage) for stage in sorted(roles) if roles[stage] == party]
+    for verb, placed in (("holds", (holders,)), ("shadows", shadows)):
+        stages = [str(stage) for stage in sorted(stage for roles in placed for stage in roles if roles[stage] == party)]
         if stages:
             parts.append(f"{verb} {', '.join(stages)}")
     return f"{party} {' and '.join(parts)}"

@@ -64,8 +64,8 @@ def _held_bytes(plan: StepPlan, stage: int) -> int:
     # moments, gradient, gradient times the clip coefficient
     per_trained = 2 + 1 + 1
     if guard.is_enabled and is_middle and guard.sends_gradient:
-        # on its way to the other copy
-        per_trained += 1
+        # on its way to each other copy
+        per_trained += guard.shadows
     messages = (2 if is_middle else 1) * boundary_bytes(plan, kept_steps=guard.commit_lag)
     activations = max_microbatches(plan, stage) * activation_bytes(plan, stage)
     return row.size_bytes + NUMBER_BYTES * per_trained * row.trainable + messages + activations
@@ -100,8 +100,6 @@ def _count_stage(hub_config: bytes, spec: StageSpec, adapter: SlicedAdapter | No
 _GRADIENTS_SHARED = 2
 _MOMENTS, _CLIPPED, _WEIGHT = 2, 1, 1
 """Numbers per trained number: moments, the gradient times the clip coefficient, a weight."""
-_SIGNED = 2
-"""The whole gradient, and the same on its way to the shadow."""
 
 
 @dataclass(frozen=True)
@@ -127,5 +125,5 @@ def rank_bytes(plan: StepPlan, stage: int, layout: PartyLayout) -> RankBytes:
     shared = (state + _WEIGHT * trained) // layout.num_ranks if layout.zero else 0
     other = row.size_bytes // layout.tp + sums + activations + shared
     messages = 2 * boundary_bytes(plan, kept_steps=guard.commit_lag)
-    signed = _SIGNED * trained if guard.is_enabled and guard.sends_gradient else trained
+    signed = (1 + guard.shadows if guard.is_enabled and guard.sends_gradient else 1) * trained
     return RankBytes(other + row.size_bytes + signed + messages + (0 if layout.zero else state), other)

@@ -80,7 +80,7 @@ class Coordinator:
         self._claims.has_news = True
 
     def add_ready_states(self, stage: int, states: Mapping[str, StateDigest | None]) -> None:
-        """Take the states with which holder and shadow got ready as their reports on the last update."""
+        """Take the states with which a stage's parties got ready as their reports on the last update."""
         self._claims.has_news = True
         for party, state in states.items():
             if state is not None:
@@ -247,7 +247,7 @@ class Coordinator:
         late = [
             party
             for stage in facts.watched_stages
-            for party in (facts.holder_of(stage), facts.shadow_of(stage))
+            for party in facts.assignment.parties_of(stage)
             if stage not in facts.agreed_states
             and party != OWNER
             and party not in self._updates.reported_states.get(stage, {})

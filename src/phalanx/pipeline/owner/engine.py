@@ -209,8 +209,13 @@ class PipelineEngine:
 
     @property
     def stage_shadows(self) -> Mapping[int, str]:
-        """The shadow of each stage now."""
+        """The shadow of each stage now, which audits it."""
         return self._facts.assignment.shadows
+
+    @property
+    def second_shadows(self) -> Mapping[int, str]:
+        """The second shadow of each stage that has one now."""
+        return self._facts.assignment.second_shadows
 
     @property
     def next_step(self) -> int:
@@ -263,11 +268,10 @@ class PipelineEngine:
 @owner_task
 async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> StageCopy:
     """Fetch a stage's state or weights from its holder, or from the other copy where the holder does not bring it."""
-    parties = (facts.holder_of(stage), *((facts.shadow_of(stage),) if stage in facts.assignment.shadows else ()))
     reason: PeerLostError | VerificationError = PeerLostError(
         f"stage {stage}: {facts.holder_of(stage)} did not send its {purpose} in time"
     )
-    for party in parties:
+    for party in facts.assignment.parties_of(stage):
         copy = await _fetch_copy(facts, party, stage, purpose)
         if copy is not None and _is_agreed(facts, copy, purpose):
             return copy

@@ -240,7 +240,7 @@ class Failover:
     def _agree_on_own(self, new: Assignment, step: int) -> None:
         """Agree on the state of stages that the owner alone has trained and hands on: nobody else has signed it."""
         facts, roles = self._facts, self._context.party.roles
-        for stage, shadow in new.shadows.items():
+        for stage in new.shadows:
             is_own = facts.updated_by.holders.get(stage) == facts.sources.get(stage) == OWNER
             if (
                 not is_own
@@ -249,7 +249,7 @@ class Failover:
                 or stage not in roles.hosted
             ):
                 continue
-            if OWNER not in (new.holders[stage], shadow) and (copy := roles.copy_of(stage)).step_count == step:
+            if OWNER not in new.parties_of(stage) and (copy := roles.copy_of(stage)).step_count == step:
                 facts.agreed_states[stage] = copy.compute_digest()
 
     def _settle_assignment(self, new: Assignment, old: Assignment) -> Assignment:

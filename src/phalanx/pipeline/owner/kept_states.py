@@ -113,10 +113,10 @@ class KeptStates:
             if holder == OWNER:
                 tensors: Mapping[str, Tensor] | None = self._roles.copy_of(stage).optimizer.state_tensors()
             else:
-                tensors = await self._fetch_state(stage, (holder, facts.shadow_of(stage)))
+                tensors = await self._fetch_state(stage, facts.assignment.parties_of(stage))
             if tensors is None:
                 point.close()
-                return holder, f"stage {stage}: {holder} did not send its signed state, and neither did its shadow"
+                return holder, f"stage {stage}: {holder} did not send its signed state, and neither did a shadow"
             if not self._write_stage(point, stage, tensors):
                 return None
         self._points[step] = point

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, promote_shadows
+from phalanx.pipeline.assignment.assignment import Assignment, add_second_shadows, first_assignment, promote_shadows
 from phalanx.pipeline.assignment.fit import fit_assignment
 from phalanx.pipeline.assignment.memory import Memory
 from phalanx.pipeline.assignment.rebalance import PaceMeter, rebalance_assignment
@@ -45,15 +45,17 @@ class Placement:
         if fitted is not assignment:
             # what fits may be all with one worker
             fitted = self._pair_classes(rebalance_assignment(fitted, workers, guarded=guarded, memory=memory), workers)
+        fitted = self._add_second_shadows(fitted, None, workers)
         if not may_exceed:
-            memory.check_fit(fitted.holders, fitted.shadows)
+            memory.check_fit(fitted.holders, fitted.shadows, fitted.second_shadows)
         return fitted
 
     def assign_without(self, old: Assignment, gone: str, workers: Sequence[str]) -> Assignment:
         """Let shadows take over the stages of `gone`; others with room shadow uncovered ones."""
         guard, memory = self._plan.guard, self.party_memory
         successors = promote_shadows(old, gone, workers, guarded=guard.is_enabled, memory=memory)
-        return self._pair_classes(fit_assignment(successors, workers, memory, holders_stay=True), workers)
+        fitted = self._pair_classes(fit_assignment(successors, workers, memory, holders_stay=True), workers)
+        return self._add_second_shadows(fitted, old, workers)
 
     def assign_regrouped(self, old: Assignment, workers: Sequence[str], balance: PaceMeter) -> Assignment:
         """Move stages to the parties that are there now, as few as possible."""
@@ -61,7 +63,11 @@ class Placement:
         new = rebalance_assignment(
             old, workers, guarded=guard.is_enabled, costs=balance.costs, pace=balance.pace, memory=self.party_memory
         )
-        return self._pair_classes(new, workers)
+        return self._add_second_shadows(self._pair_classes(new, workers), old, workers)
+
+    def _add_second_shadows(self, new: Assignment, old: Assignment | None, workers: Sequence[str]) -> Assignment:
+        has_seconds = self._plan.guard.shadows > 1
+        return add_second_shadows(new, old, workers, self.party_memory) if has_seconds else new
 
     def _pair_classes(self, assignment: Assignment, workers: Sequence[str]) -> Assignment:
         """Replace shadows of another numeric class than their stage by workers of its class that have room for it."""
@@ -84,14 +90,15 @@ class Placement:
         if not self._is_short:
             return False
         memory = self.party_memory
-        excess = memory.excess_bytes(old.holders, old.shadows)
+        excess = memory.excess_bytes(old.holders, old.shadows, old.second_shadows)
         if not excess:
             return False
         new = self.assign_regrouped(old, workers, balance)
-        return memory.excess_bytes(new.holders, new.shadows) < excess
+        return memory.excess_bytes(new.holders, new.shadows, new.second_shadows) < excess
 
     def list_shortages(self, assignment: Assignment) -> list[str]:
         """Say in sentences which parties are given more than they say they have."""
-        sentences = self.party_memory.describe_shortages(assignment.holders, assignment.shadows)
+        placed = (assignment.holders, assignment.shadows, assignment.second_shadows)
+        sentences = self.party_memory.describe_shortages(*placed)
         self._is_short = bool(sentences)
         return sentences

@@ -225,23 +225,21 @@ class Rollback:
         """
         if old is None or self.restored_step is not None:
             return None
-        holders, shadows = dict(old.holders), dict(old.shadows)
-        for stage, holder in old.holders.items():
-            shadow = shadows.pop(stage, None)
-            copies = [name for name in (holder, shadow) if name is not None]
+        placed: tuple[dict[int, str], ...] = ({}, {}, {})
+        for stage in old.holders:
+            copies = old.parties_of(stage)
             able = [name for name in copies if self._since.get((name, stage), 0) <= step]
             if len(able) < len(copies) and not {*able} & {*reachable}:
                 raise NoHolderError(
                     f"stage {stage}: no copy that is left goes back to step {step}; resume from the last checkpoint "
                     "with --resume"
                 )
-            holders[stage] = able[0]
-            if len(able) > 1:
-                shadows[stage] = able[1]
-        return Assignment(holders, shadows)
+            for roles, name in zip(placed, able, strict=False):
+                roles[stage] = name
+        return Assignment(*placed)
 
     def note_copies(self, new: Assignment, step: int) -> None:
         """From which step on each party has had each stage: it can go back no further."""
-        pairs = {(party, stage) for roles in (new.holders, new.shadows) for stage, party in roles.items()}
+        pairs = {(party, stage) for stage in new.holders for party in new.parties_of(stage)}
         known_since = {} if self.restored_step is not None else self._since
         self._since = {pair: known_since.get(pair, step) for pair in pairs}

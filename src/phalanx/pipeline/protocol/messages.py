@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from phalanx.config import StrictModel
+from phalanx.config.strict import later_key
 from phalanx.pipeline.config import MAX_STAGES
 from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice, Setup
 from phalanx.pipeline.protocol.message import (
@@ -101,11 +102,12 @@ class TensorMessage(StepMessage):
 
 
 class Role(StrictModel):
-    """The parties of one stage: its holder, its shadow, and the sender of its state to parties that are new to it."""
+    """The parties of one stage: its holder, its shadows, and the sender of its state to parties that are new to it."""
 
     stage: Stage
     holder: PartyName
     shadow: PartyName | None
+    second_shadow: PartyName | None = later_key(None)
     source: PartyName
     newcomers: tuple[PartyName, ...] = Field(max_length=MAX_PARTIES)
 

@@ -62,7 +62,8 @@ class StepLedger:
     commits: dict[int, Commit] = field(default_factory=dict)
     commit_headers: dict[int, SignedHeader | None] = field(default_factory=dict)
     messages: dict[MessageKey, CommittedMessage] = field(default_factory=dict)
-    held: dict[int, GradientHeld] = field(default_factory=dict)
+    held: dict[tuple[int, str], GradientHeld] = field(default_factory=dict)
+    """By stage and shadow."""
     gradients_agreed: set[int] = field(default_factory=set)
     awaited_audits: set[AuditKey] = field(default_factory=set)
     reports: dict[AuditKey, AuditReport] = field(default_factory=dict)
@@ -192,12 +193,12 @@ class UnwitnessedUpdate:
     Attributes:
         signed: The state after it, by the parties that made it.
         gradient: Digest of the committed gradient, and the clip coefficient.
-        headers: Proof by role in evidence.
+        headers: Proof against each of them, by role in evidence.
     """
 
     signed: Mapping[str, StateDigest]
     gradient: tuple[str, float]
-    headers: Mapping[str, Signed]
+    headers: Mapping[str, Mapping[str, Signed]]
 
 
 @dataclass
@@ -276,14 +277,14 @@ class StepFacts:
     @property
     def present_parties(self) -> set[str]:
         """Every party that holds or shadows a stage."""
-        return {*self.assignment.holders.values(), *self.assignment.shadows.values()}
+        return {party for stage in self.assignment.holders for party in self.assignment.parties_of(stage)}
 
     def holder_of(self, stage: int) -> str:
         """The holder of a stage."""
         return self.assignment.holders[stage]
 
     def shadow_of(self, stage: int) -> str:
-        """The shadow of a stage."""
+        """The shadow of a stage that audits it."""
         return self.assignment.shadows[stage]
 
     def same_class(self, one: str, other: str = OWNER) -> bool:

@@ -28,7 +28,7 @@ class GradientBounds:
     @owner_task
     async def fetch_claimed(self, ledger: StepLedger, stage: int) -> dict[str, Tensor] | None:
         """The gradient that a stage committed to, from the other copy or from the stage; None when neither has it."""
-        parties = (self._facts.shadow_of(stage), self._facts.holder_of(stage))
+        parties = self._facts.assignment.parties_of(stage)[::-1]
         return await self._referee.fetch_gradient(parties, (stage, ledger.step), ledger.commits[stage].gradient)
 
     @owner_task

@@ -1,7 +1,7 @@
 """The record of what parties claim about a step, if the sender is one that may claim it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
@@ -157,11 +157,11 @@ class ClaimRecorder:
                 self._add_commit(received, message)
             case GradientHeld() if _is_about(message, self._facts.ledger):
                 # record what a shadow has received
-                _expect_sender(received.sender, self._facts.assignment.shadows.get(message.stage), message.kind)
-                if message.stage in self._facts.ledger.held:
+                _expect_sender(sender, self._facts.assignment.shadows_of(message.stage), message.kind)
+                if (message.stage, sender) in self._facts.ledger.held:
                     self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
                 elif self._store_statements(received):
-                    self._facts.ledger.held[message.stage] = message
+                    self._facts.ledger.held[message.stage, sender] = message
             case ScreenHit() if _is_about(message, self._facts.ledger):
                 self._add_screen_hit(sender, message)
             case Commit() | GradientHeld() | ScreenHit():
@@ -193,7 +193,7 @@ class ClaimRecorder:
         sender, assignment = received.sender, self._facts.assignment
         self._take_costs(sender, message)
         for name in message.states:
-            if sender not in (assignment.holders.get(int(name)), assignment.shadows.get(int(name))):
+            if sender not in assignment.parties_of(int(name)):
                 raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not hold")
         if message.epoch != self._facts.ledger.epoch:
             return
@@ -242,7 +242,7 @@ class ClaimRecorder:
     def _add_screen_hit(self, sender: str, message: ScreenHit) -> None:
         """Take note that the receiver of a message finds it odd."""
         assignment = self._facts.assignment
-        _expect_sender(sender, assignment.holders.get(target_of(message.key)), message.kind)
+        _expect_sender(sender, (assignment.holders.get(target_of(message.key)),), message.kind)
         if message.source not in assignment.shadows or self._facts.holder_of(message.source) == OWNER:
             raise FrameError(f"{sender!r} screened a message of the owner, which needs no audit")
         self._audits.note_doubt(message)
@@ -253,7 +253,7 @@ class ClaimRecorder:
     def _add_commit(self, received: ReceivedMessage, commit: Commit) -> None:
         """Open every header that a stage shows; it has signed for all of them itself."""
         facts, sender = self._facts, received.sender
-        _expect_sender(sender, facts.assignment.holders.get(commit.stage), commit.kind)
+        _expect_sender(sender, (facts.assignment.holders.get(commit.stage),), commit.kind)
         if commit.stage in self._facts.ledger.commits:
             self._refuse_repetition(received, f"stage {commit.stage}, step {commit.step}")
             return
@@ -310,6 +310,6 @@ def _is_about(message: StepMessage, ledger: StepLedger) -> bool:
     return (message.epoch, message.step) == (ledger.epoch, ledger.step)
 
 
-def _expect_sender(sender: str, expected: str | None, kind: str) -> None:
-    if sender != expected:
-        raise FrameError(f"{sender!r} sent {kind!r}; expected it from {expected!r}")
+def _expect_sender(sender: str, expected: Collection[str | None], kind: str) -> None:
+    if sender not in expected:
+        raise FrameError(f"{sender!r} sent {kind!r}; expected it from {' or '.join(map(repr, expected)) or None}")

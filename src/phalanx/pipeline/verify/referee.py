@@ -290,9 +290,9 @@ class Referee:
         """Redo one optimizer step from an undo copy of the agreed state and the gradient that the holder signed.
 
         Args:
-            stage: The stage with two copies that differ.
+            stage: The stage with copies that differ.
             parties: Those that have an undo copy or the gradient; one that brings each is enough.
-            before: The state that both had signed before the step.
+            before: The state that all had signed before the step.
             gradient: The digest that the stage committed to, and the clip coefficient of the step.
             after: Reported state of each party with a copy.
         """
@@ -341,7 +341,7 @@ class Referee:
         gradients = await self.fetch_gradient((shadow,), (stage, ledger.step), commit.gradient)
         if gradients is None:
             return Ruling(shadow, "transfer")
-        truth, held = finite_norm_squared(gradients, self._plan.numerics), ledger.held.get(stage)
+        truth, held = finite_norm_squared(gradients, self._plan.numerics), ledger.held.get((stage, shadow))
         signed = {holder: commit.norm_squared, shadow: None if held is None else held.norm_squared}
         for party, norm in signed.items():
             alike = self._bits_decide(party)

@@ -172,9 +172,10 @@ class StallDiagnosis:
 
     async def _diagnose_gradients(self, standings: Mapping[str, ProgressReport]) -> str | None:
         facts, ledger = self.facts, self.facts.ledger
-        for stage in facts.watched_stages:
-            holder, auditor = facts.holder_of(stage), facts.shadow_of(stage)
-            if stage in ledger.held:
+        shadowed = [(stage, name) for stage in facts.watched_stages for name in facts.assignment.shadows_of(stage)]
+        for stage, auditor in shadowed:
+            holder = facts.holder_of(stage)
+            if (stage, auditor) in ledger.held:
                 continue
             if facts.plan.guard.shadow_upkeep.in_lockstep and self._has_followed(stage, auditor):
                 return auditor

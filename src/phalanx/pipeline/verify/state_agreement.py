@@ -31,8 +31,9 @@ class StateAgreement:
     """A comparison of the states that parties got ready with.
 
     Guarantees:
-        A state counts as agreed only where two parties that made the last update themselves have signed it, or where
-        the owner made it: a copy never vouches for its source. What a lost party signed before it was lost counts.
+        A state counts as agreed only where two parties that made the last update themselves have signed it and no such
+        party another one, or where the owner made it: a copy never vouches for its source. What a lost party signed
+        before it was lost counts.
 
     Attributes:
         to_weigh: States that were not agreed on before the interruption, by stage and party; they are
@@ -57,9 +58,9 @@ class StateAgreement:
         facts = self._facts
         self.to_weigh.clear()
         self.unwitnessed.clear()
-        for stage, shadow in facts.assignment.shadows.items():
-            holder = facts.assignment.holders[stage]
-            states = {name: ready[name].states.get(str(stage)) for name in (holder, shadow)}
+        for stage in facts.assignment.shadows:
+            parties = facts.assignment.parties_of(stage)
+            states = {name: ready[name].states.get(str(stage)) for name in parties}
             expected = self._known.get(stage) if old is None else facts.agreed_states.get(stage)
             if old is not None and expected is None:
                 signed = self._own_updates(stage, states)
@@ -75,10 +76,10 @@ class StateAgreement:
                 facts.agreed_states[stage] = expected
                 continue
             reason = (
-                f"stage {stage}: {', '.join(wrong) or holder} reported ready with a state other than the agreed one"
+                f"stage {stage}: {', '.join(wrong) or parties[0]} reported ready with a state other than the agreed one"
             )
             if old is None:
-                return UnreadyParty(wrong[0] if wrong else holder, stage, reason)
+                return UnreadyParty(wrong[0] if wrong else parties[0], stage, reason)
             return self._blame_party(stage, wrong[0], old, reason)
         return None
 
@@ -96,9 +97,7 @@ class StateAgreement:
         """Return the states of a stage by the parties that made the last update themselves, lost ones included."""
         facts, previous = self._facts, self._facts.previous
         signed: dict[str, StateDigest | None] = {}
-        for party in (facts.updated_by.holders.get(stage), facts.updated_by.shadows.get(stage)):
-            if party is None:
-                continue
+        for party in facts.updated_by.parties_of(stage):
             if party in states and (stage, party) not in facts.copied:
                 signed[party] = states[party]
             elif previous is not None:
@@ -120,7 +119,7 @@ class StateAgreement:
 
     def _blame_party(self, stage: int, name: str, old: Assignment, reason: str) -> UnreadyParty:
         """Convict a party that altered a kept copy; name a newcomer, or its source, where the owner was the other."""
-        if name in {old.holders[stage], old.shadows.get(stage)} - {OWNER}:
+        if name in {*old.parties_of(stage)} - {OWNER}:
             judgement = self._facts.make_judgement(
                 "state", name, stage, reason, headers=self._expected_and_ready(name, stage)
             )
@@ -132,8 +131,8 @@ class StateAgreement:
 
 
 def _agreed_among(signed: Mapping[str, StateDigest | None]) -> StateDigest | None:
-    """Return the state that the owner made, or that two parties made alike; None where there is neither."""
+    """Return the state that the owner made, or that several parties made alike; None where there is neither."""
     if OWNER in signed:
         return signed[OWNER]
     states = list(signed.values())
-    return states[0] if len(states) > 1 and states[0] == states[1] else None
+    return states[0] if len(states) > 1 and all(state == states[0] for state in states) else None

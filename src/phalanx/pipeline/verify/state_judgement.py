@@ -1,4 +1,4 @@
-"""The owner's half of state checks (L3): states that a stage and its shadow must agree on, and audits by the owner."""
+"""The owner's half of state checks (L3): states that a stage and its shadows must agree on, and audits by the owner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from phalanx.transport.tensors import tensor_buffers
 
 
 class StateJudgement:
-    """A comparison of holder and shadow; the referee redoes their disputes."""
+    """A comparison of holder and shadows; the referee redoes their disputes, whoever of them are alike."""
 
     def __init__(self, facts: StepFacts, referee: Referee, bounds: GradientBounds) -> None:
         self._facts = facts
@@ -52,15 +52,16 @@ class StateJudgement:
         """Agree on each stage's state after the last optimizer step."""
         facts = self._facts
         for stage in facts.watched_stages:
-            holder, shadow = facts.holder_of(stage), facts.shadow_of(stage)
-            reports = self.reported_states.get(stage, {})
-            if stage in facts.agreed_states or not reports.keys() >= {holder, shadow}:
+            parties, reports = facts.assignment.parties_of(stage), self.reported_states.get(stage, {})
+            if stage in facts.agreed_states or not reports.keys() >= {*parties}:
                 continue
-            if reports[holder] == reports[shadow]:
-                facts.agreed_states[stage] = reports[holder]
+            signed = {party: reports[party] for party in parties}
+            odd = next((party for party in parties if signed[party] != signed[parties[0]]), None)
+            if odd is None:
+                facts.agreed_states[stage] = signed[parties[0]]
                 judgement = await self._weigh_undone(stage)
             else:
-                judgement = await self._judge_state(stage, reports)
+                judgement = await self._judge_state(stage, signed, odd)
             if judgement is not None:
                 return judgement
         return None
@@ -70,21 +71,20 @@ class StateJudgement:
         """Agree on each stage's weight gradient of this step, and on its norm."""
         facts, ledger = self._facts, self._facts.ledger
         for stage in facts.watched_stages:
-            commit, report = ledger.commits.get(stage), ledger.held.get(stage)
-            if commit is None or report is None or stage in ledger.gradients_agreed or stage not in facts.agreed_states:
+            shadows, holder = facts.assignment.shadows_of(stage), facts.holder_of(stage)
+            reports = {shadow: ledger.held[stage, shadow] for shadow in shadows if (stage, shadow) in ledger.held}
+            if stage not in ledger.commits or len(reports) < len(shadows):
                 continue
-            holder, shadow = facts.holder_of(stage), facts.shadow_of(stage)
-            alike = facts.bits_decide(holder, shadow)
-            if commit.gradient == report.gradient and same_norm(commit.norm_squared, report.norm_squared, alike=alike):
-                ledger.gradients_agreed.add(stage)
+            if stage in ledger.gradients_agreed or stage not in facts.agreed_states:
                 continue
-            ruling = await self._judge_held(stage, report)
-            if ruling.party is None:
-                ledger.gradients_agreed.add(stage)
-                continue
-            what = "reported a weight gradient or norm that differs from the sent or computed one"
-            headers = gradient_headers(facts, ledger, stage) | {"gradient_held": facts.record.header_of(shadow, report)}
-            return self._judge_ruling(ruling, ledger.step, stage, (holder, shadow), what, headers)
+            for shadow, report in reports.items():
+                ruling = await self._judge_held(stage, shadow, report)
+                if ruling is not None and ruling.party is not None:
+                    what = "reported a weight gradient or norm that differs from the sent or computed one"
+                    headers = gradient_headers(facts, ledger, stage)
+                    headers |= {"gradient_held": facts.record.header_of(shadow, report)}
+                    return self._judge_ruling(ruling, ledger.step, stage, (holder, shadow), what, headers)
+            ledger.gradients_agreed.add(stage)
         return None
 
     def _judge_ruling(
@@ -153,29 +153,30 @@ class StateJudgement:
             return self._judge_ruling(ruling, ledger.step, stage, (holder, auditor), what, headers)
         return None
 
-    async def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
-        facts = self._facts
-        holder, shadow = facts.holder_of(stage), facts.shadow_of(stage)
-        facts.observe("alarm", {"step": facts.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
+    async def _judge_state(self, stage: int, signed: dict[str, StateDigest], odd: str) -> Judgement | None:
+        """Redo an update about which copies differ: `odd` is the first one that is not like the holder's."""
+        facts, holder = self._facts, self._facts.holder_of(stage)
+        facts.observe("alarm", {"step": facts.ledger.step, "stage": stage, "kind": "state", "accuser": odd})
         before, previous = facts.previous_states.get(stage), facts.previous
         commit = None if previous is None else previous.commits.get(stage)
         if before is None or previous is None or commit is None:
-            reason = f"stage {stage}: {shadow} has another state than it received"
-            return facts.make_judgement("transfer", shadow, stage, reason, accuser=OWNER)
+            reason = f"stage {stage}: {odd} has another state than it received"
+            return facts.make_judgement("transfer", odd, stage, reason, accuser=OWNER)
         gradient = (commit.gradient, previous.clip_coefficient)
-        signed = {party: said[party] for party in (holder, shadow)}
-        ruling = await self._referee.judge_update(stage, (shadow, holder), before, gradient, signed)
+        parties = facts.assignment.parties_of(stage)[::-1]
+        ruling = await self._referee.judge_update(stage, parties, before, gradient, signed)
         if ruling.party is None:
             self._referee.take_work()
-            facts.agreed_states[stage] = said[holder]
+            facts.agreed_states[stage] = signed[holder]
             return None
-        other = shadow if ruling.party == holder else holder
-        if said[other] == ruling.state:
-            # the owner has made this update itself, and so stands for the copy that is left
-            facts.agreed_states[stage] = said[other]
+        right = [state for state in signed.values() if state == ruling.state]
+        if right:
+            # the owner has made this update itself, and so stands for the copies that are left
+            facts.agreed_states[stage] = right[0]
         what = f"has a state that does not follow from the signed gradient of step {before.step}"
-        headers = update_headers(facts, stage, said)
-        return self._judge_ruling(ruling, facts.ledger.step, stage, (holder, shadow), what, headers)
+        headers = update_headers(facts, stage, signed, ruling.party)
+        pair = (holder, odd if ruling.party == holder else ruling.party)
+        return self._judge_ruling(ruling, facts.ledger.step, stage, pair, what, headers)
 
     async def _weigh_undone(self, stage: int) -> Judgement | None:
         """Compare the state after an update with the one that a party signed when it had made that update alone."""
@@ -194,7 +195,7 @@ class StateJudgement:
         }
         if not present:
             return None
-        parties = (facts.shadow_of(stage), facts.holder_of(stage))
+        parties = facts.assignment.parties_of(stage)[::-1]
         ruling = await self._referee.judge_update(stage, parties, before, undone.gradient, present)
         if ruling.party is None or ruling.offence == "transfer":
             return None
@@ -202,20 +203,23 @@ class StateJudgement:
             f"stage {stage}: {ruling.party} made an update, without a second copy, that does not follow from step "
             f"{before.step}"
         )
-        work = self._referee.take_work()
+        headers, work = undone.headers[ruling.party], self._referee.take_work()
         judgement = facts.make_judgement(
-            "state", ruling.party, stage, reason, headers=undone.headers, work=work, compared=ruling.compared
+            "state", ruling.party, stage, reason, headers=headers, work=work, compared=ruling.compared
         )
         judgement.is_undone = True
         return judgement
 
-    async def _judge_held(self, stage: int, held: GradientHeld) -> Ruling:
-        facts, ledger = self._facts, self._facts.ledger
-        holder, shadow = facts.holder_of(stage), facts.shadow_of(stage)
+    async def _judge_held(self, stage: int, shadow: str, held: GradientHeld) -> Ruling | None:
+        """Settle what a shadow says it holds against what was committed to; None where both are the same."""
+        facts, ledger, holder = self._facts, self._facts.ledger, self._facts.holder_of(stage)
+        commit, alike = ledger.commits[stage], facts.bits_decide(holder, shadow)
+        if commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike):
+            return None
         if facts.plan.guard.shadow_upkeep.in_lockstep:
             claim = GradientClaim(shadow, held.gradient, held.norm_squared)
             return await self._referee.judge_step(ledger, stage, facts.assignment, shadow, claim)
-        if held.gradient == ledger.commits[stage].gradient:
+        if held.gradient == commit.gradient:
             return await self._referee.judge_norm(ledger, stage, holder, shadow)
         sent = sent_gradient(facts.statements, held, (holder, shadow))
         if sent is None or holder == OWNER:
@@ -238,20 +242,23 @@ def unwitnessed_update(facts: StepFacts, stage: int, signed: Mapping[str, StateD
     if facts.previous is None or commit is None:
         return None
     gradient = (commit.gradient, facts.previous.clip_coefficient)
-    return UnwitnessedUpdate(signed, gradient, update_headers(facts, stage, signed))
+    headers = {party: update_headers(facts, stage, signed, party) for party in signed}
+    return UnwitnessedUpdate(signed, gradient, headers)
 
 
-def update_headers(facts: StepFacts, stage: int, after: Mapping[str, StateDigest]) -> Mapping[str, Signed]:
+def update_headers(facts: StepFacts, stage: int, after: Mapping[str, StateDigest], about: str) -> Mapping[str, Signed]:
     """Return what shows an update: the agreed state before it, the gradient, the decision, and the states after it.
 
     Args:
         facts: The step after the update.
         after: The state that each party signed.
+        about: The party that is accused; where it is no shadow, the states are those of holder and auditor.
     """
     previous = facts.previous
     if previous is None:
         return NO_HEADERS
-    holder, shadow = facts.updated_by.holders.get(stage, OWNER), facts.updated_by.shadows.get(stage)
+    holder, shadows = facts.updated_by.holders.get(stage, OWNER), facts.updated_by.shadows_of(stage)
+    shadow = about if about in shadows else next(iter(shadows), None)
     decided = facts.record.get_statement(StatementKey(Apply.kind, OWNER, previous.epoch, previous.step, WHOLE_MODEL))
     before = facts.previous_states.get(stage)
     states = NO_HEADERS if before is None else facts.state_headers(stage, before, holder, shadow)
@@ -300,7 +307,7 @@ def judge_gradient_accomplice(facts: StepFacts, stage: int) -> Judgement | None:
     """The auditor that claims to have recomputed a made-up weight gradient; None when it does not."""
     ledger, auditor = facts.ledger, facts.shadow_of(stage)
     lockstep = facts.plan.guard.shadow_upkeep.in_lockstep
-    said = ledger.held.get(stage) if lockstep else ledger.step_audits.get((stage, auditor))
+    said = ledger.held.get((stage, auditor)) if lockstep else ledger.step_audits.get((stage, auditor))
     commit = ledger.commits[stage]
     if said is None or auditor == OWNER or (said.gradient, said.norm_squared) != (commit.gradient, commit.norm_squared):
         return None
@@ -321,15 +328,15 @@ class _OwnerRedoneStep:
     step: int
     copy: StageCopy
     gradients: dict[str, Tensor]
-    parties: tuple[str, str]
+    parties: tuple[str, ...]
 
 
 class OwnerAudits:
     """The owner's audits: each redoes all of a stage's step, from the agreed state to the state after the update.
 
     Guarantees:
-        A stage and its shadow that lie together about every message of a step, about the weight gradient or
-        about the update are both named in that step with probability r, the owner's rate: within
+        A stage and its shadows that lie together about every message of a step, about the weight gradient or
+        about the update are all named in that step with probability r, the owner's rate: within
         ``ln(d) / ln(1 - r)`` such steps but for probability d. Where the stage is of another numeric class than the
         owner, messages and weight gradients count as lies beyond what rounding does; the update, in any bit.
     """
@@ -347,10 +354,10 @@ class OwnerAudits:
         The accomplice's copy reaches back far enough to undo what both did.
         """
         facts, ledger = self._facts, self._facts.ledger
-        holder, shadow = facts.holder_of(stage), facts.shadow_of(stage)
+        holder, parties = facts.holder_of(stage), facts.assignment.parties_of(stage)
         if holder == OWNER:
             return []
-        copy = await self._referee.stage_at(stage, (shadow, holder), facts.agreed_states[stage])
+        copy = await self._referee.stage_at(stage, parties[::-1], facts.agreed_states[stage])
         if copy is None:
             return [self._judge_missing_state(stage)]
         redone = await self._referee.redo_step(copy, ledger, stage, facts.assignment)
@@ -368,7 +375,7 @@ class OwnerAudits:
             return [self._judge_missing_state(stage)]
         guilty = self._compare_gradient(copy, redone, applied)
         if not guilty:
-            self._redone[stage] = _OwnerRedoneStep(ledger.step, copy, applied, (holder, shadow))
+            self._redone[stage] = _OwnerRedoneStep(ledger.step, copy, applied, parties)
         return guilty
 
     async def _find_wrong(self, stage: int, redone: RedoneStep) -> list["_Wrong"]:
@@ -422,10 +429,10 @@ class OwnerAudits:
             NoHolderError: None of them takes part any more, so no copy leads back to before the update.
         """
         facts, guilty = self._facts, list[Judgement]()
-        headers = update_headers(facts, stage, dict.fromkeys(redone.parties, state))
         for party in dict.fromkeys(redone.parties):
             if party != OWNER and party in facts.present_parties:
                 reason = f"stage {stage}: {party} agreed on a state that does not follow from step {redone.step}"
+                headers = update_headers(facts, stage, dict.fromkeys(redone.parties, state), party)
                 guilty.append(facts.make_judgement("state", party, stage, reason, headers=headers, compared=compared))
         if not guilty:
             raise NoHolderError(

@@ -79,19 +79,22 @@ class StepWaits:
         if len(ledger.commits) < len(facts.assignment.holders):
             return self._stage_waits(standings)
         audits = self._audit_waits(ledger, missing.unweighed_audits)
-        shadowed_stages = {stage for party, report in standings.items() if party != OWNER for stage in report.gradients}
+        arrived = {(stage, party) for party, report in standings.items() for stage in report.gradients}
         unheld = [
-            stage for stage in facts.watched_stages if stage not in ledger.held and facts.plan.guard.sends_gradient
+            (stage, shadow)
+            for stage in facts.watched_stages
+            for shadow in facts.assignment.shadows_of(stage)
+            if (stage, shadow) not in ledger.held and facts.plan.guard.sends_gradient
         ]
-        gradients = self._gradient_waits(unheld, shadowed_stages)
+        gradients = self._gradient_waits(unheld, arrived)
         return Waits([*audits.parties, *gradients.parties], [*audits.links, *gradients.links])
 
-    def _gradient_waits(self, stages: Iterable[int], arrived: Collection[int]) -> Waits:
+    def _gradient_waits(self, unheld: Iterable[tuple[int, str]], arrived: Collection[tuple[int, str]]) -> Waits:
         """Shadows that have what they wait for, by their own word or from the owner; and the links of the others."""
         parties, links = list[str](), list[PartyLink]()
-        for stage in stages:
-            holder, shadow = self.facts.holder_of(stage), self.facts.shadow_of(stage)
-            if shadow != OWNER and (stage in arrived or ("gradient", shadow, stage) in self.handed):
+        for stage, shadow in unheld:
+            holder = self.facts.holder_of(stage)
+            if shadow != OWNER and ((stage, shadow) in arrived or ("gradient", shadow, stage) in self.handed):
                 parties.append(shadow)
             elif self.links.are_of_workers((holder, shadow)):
                 links.append((holder, shadow))

@@ -2,11 +2,12 @@
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from enum import Enum
 
 from phalanx.config import printable_text
 from phalanx.errors import PeerLostError
+from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import certified_name
 from phalanx.telemetry import PartyRow
@@ -110,16 +111,14 @@ class WorkerConsole:
             self._row = self._row.model_copy(update={"state": state, "since_step": step, **stages})
             self._print_text(f"from step {step} on this worker {roles or 'waits: it has no stage'}")
 
-    def note_assignment(self, holders: Mapping[int, str], shadows: Mapping[int, str], step: int) -> None:
+    def note_assignment(self, assignment: Assignment, step: int) -> None:
         """The roles of all parties from a step on, as the owner has assigned them; they are shown, not said."""
-        others: dict[str, PartyRow] = {}
-        for name in sorted({certified_name(party) for party in (*holders.values(), *shadows.values())}):
-            if name in (OWNER, self._row.name):
-                continue
-            serves, mirrors = (
-                tuple(sorted(stage for stage, party in placed.items() if certified_name(party) == name))
-                for placed in (holders, shadows)
-            )
+        others, placed = dict[str, PartyRow](), dict[str, tuple[list[int], list[int]]]()
+        for stage in sorted(assignment.holders):
+            for place, party in enumerate(assignment.parties_of(stage)):
+                placed.setdefault(certified_name(party), ([], []))[min(place, 1)].append(stage)
+        for name in sorted(placed.keys() - {OWNER, self._row.name}):
+            serves, mirrors = map(tuple, placed[name])
             before = self._others.get(name)
             if before is None or (before.serves, before.shadows) != (serves, mirrors):
                 steps = 0 if before is None else before.steps

@@ -239,7 +239,7 @@ class Worker:
             if self._party is not None:
                 roles = self._party.roles
                 self._worker_console.print_roles(roles.hosted, roles.shadows, roles.step)
-                self._worker_console.note_assignment(roles.assignment.holders, roles.assignment.shadows, roles.step)
+                self._worker_console.note_assignment(roles.assignment, roles.step)
                 self._worker_console.print_step(roles.step)
 
     def _show_kernels(self, challenge: Challenge) -> None:

@@ -106,7 +106,8 @@ class Roles:
                 self.shadows.pop(role.stage, None)
         self._drop_and_promote()
         for role in assign.roles:
-            if self.name in (role.holder, role.shadow) and role.stage not in {**self.hosted, **self.shadows}:
+            is_mine = self.name in self.assignment.parties_of(role.stage)
+            if is_mine and role.stage not in {**self.hosted, **self.shadows}:
                 self._build_copy(role)
         for mine in self.all_copies():
             if mine.stage_index not in self.loading:
@@ -202,9 +203,9 @@ class Roles:
         demoted = {}
         for stage in [stage for stage in self.hosted if self.assignment.holders.get(stage) != self.name]:
             copy = self.hosted.pop(stage).copy
-            if self.assignment.shadows.get(stage) == self.name:
+            if self.name in self.assignment.shadows_of(stage):
                 demoted[stage] = copy
-        for stage in [stage for stage in self.shadows if self.assignment.shadows.get(stage) != self.name]:
+        for stage in [stage for stage in self.shadows if self.name not in self.assignment.shadows_of(stage)]:
             shadow = self.shadows.pop(stage)
             if self.assignment.holders.get(stage) == self.name:
                 shadow.copy.runner.abandon_step()

@@ -146,15 +146,15 @@ class ServedStages:
         context = self._context
         key = self._roles.noise_keys.get(holder.stage_index)
         gradients = holder.gradients = holder.copy.weight_gradient(holder.step, key)
-        shadows, digest = self._roles.assignment.shadows, ""
-        shadow = shadows.get(holder.stage_index)
-        if context.is_guarded and shadow is not None:
+        shadows, digest = self._roles.assignment.shadows_of(holder.stage_index), ""
+        if context.is_guarded and shadows:
             with context.timer.time_phase("shadow_send"):
                 if context.plan.guard.sends_gradient:
-                    # that is what keeps the other copy fresh
+                    # that is what keeps the other copies fresh
                     place = {"epoch": self._roles.epoch, "step": holder.step, "stage": holder.stage_index}
                     request = FetchBulk.model_validate({**place, "purpose": "gradient"})
-                    digest = send_bulk(context.post, shadow, request, gradients, holder.step)
+                    for shadow in shadows:
+                        digest = send_bulk(context.post, shadow, request, gradients, holder.step)
                 else:
                     digest = transfer_digest(gradients)
         with context.timer.time_phase("commit"):

@@ -70,6 +70,7 @@ class GuardedPipeline:
     Attributes:
         stages: At least three stages; the first and the last one are the owner's.
         audits: Microbatches of each middle stage that are recomputed in a step; 0 with `is_guarded` False.
+        shadows: Copies of a middle stage besides its holder's, each with a gradient and an update.
     """
 
     stages: Sequence[StageDurations]
@@ -79,10 +80,11 @@ class GuardedPipeline:
     schedule: str = "1f1b"
     is_guarded: bool = True
     audits: int = 1
+    shadows: int = 1
 
     def step_seconds(self, num_steps: int = 4) -> float:
         """Seconds of a step in a row of them, whose updates overlap with the beginning of the next one."""
-        clocks = _Clocks(self.line, [0.0] * (len(self.stages) - 1))
+        clocks = _Clocks(self.line, [0.0] * self.num_parties)
         begins = [0.0] * len(self.stages)
         decisions = []
         for _ in range(num_steps):
@@ -91,14 +93,23 @@ class GuardedPipeline:
             begins = self._apply(clocks, decisions[-1])
         return decisions[-1] - decisions[-2]
 
+    @property
+    def num_parties(self) -> int:
+        """How many parties there are."""
+        return len(self.stages) - 1
+
     def party_of(self, stage: int) -> int:
         """The party that holds a stage."""
         return OWNER if stage == len(self.stages) - 1 else stage
 
     def shadow_of(self, stage: int) -> int:
         """The party that shadows a middle stage: the next worker's holder, or the owner where there is one worker."""
+        return self.shadows_of(stage)[0]
+
+    def shadows_of(self, stage: int) -> tuple[int, ...]:
+        """All shadows of a middle stage: the next workers' holders, or the owner where there are no more."""
         workers = len(self.stages) - 2
-        return OWNER if workers == 1 else stage % workers + 1
+        return tuple(OWNER if n >= workers else (stage - 1 + n) % workers + 1 for n in range(1, self.shadows + 1))
 
     def _play_passes(self, clocks: _Clocks, begins: Sequence[float]) -> list[float]:
         """Play all microbatches; returns when each stage has done its last one."""
@@ -147,15 +158,18 @@ class GuardedPipeline:
         if not self.is_guarded:
             return max(reports)
         # each stage commits and sends its gradient before it audits another one
+        watched = [stage for stage in middle if self.shadows_of(stage)]
         gradients = {
-            stage: clocks.send(self.party_of(stage), self.shadow_of(stage), self.stages[stage].gradient_bytes)
-            for stage in middle
+            (stage, shadow): clocks.send(self.party_of(stage), shadow, self.stages[stage].gradient_bytes)
+            for stage in watched
+            for shadow in self.shadows_of(stage)
         }
-        for stage in middle:
+        reports += [arrival + line.latency_s for arrival in gradients.values()]
+        for stage in watched:
             # the order, then the inputs that the shadow asks for
             fetched = ends[stage] + 4 * line.latency_s + 2 * self.audits * self.boundary_bytes / line.bytes_per_s
             audit = self.audits * self.stages[stage].audit
-            ended = clocks.work(self.shadow_of(stage), max(gradients[stage], fetched), audit)
+            ended = clocks.work(self.shadow_of(stage), max(gradients[stage, self.shadow_of(stage)], fetched), audit)
             reports.append(ended + line.latency_s)
         return max(reports)
 
@@ -170,5 +184,6 @@ class GuardedPipeline:
             for stage in range(1, len(self.stages) - 1):
                 times = self.stages[stage]
                 clocks.work(self.party_of(stage), 0.0, times.digest)
-                clocks.work(self.shadow_of(stage), 0.0, times.update + times.digest)
+                for shadow in self.shadows_of(stage):
+                    clocks.work(shadow, 0.0, times.update + times.digest)
         return begins

@@ -158,7 +158,7 @@ def _party_memory(
     layout = layouts[stage][1]
     total = rank_memory(shape, layout, recipe, stage).total_bytes
     middle = range(1, len(layouts) - 1)
-    shadowed = [other for other in middle if pipeline.is_guarded and pipeline.shadow_of(other) == stage]
+    shadowed = [other for other in middle if pipeline.is_guarded and stage in pipeline.shadows_of(other)]
     for other in shadowed:
         copy = rank_memory(shape, layout, recipe, other)
         total += copy.parameters + copy.optimizer

@@ -95,6 +95,7 @@ class AuditRates:
         gradient_screen: Whether an audited microbatch screens the claimed weight gradient.
         reach: Minimum number of steps that a conviction goes back.
         kept_every: Steps from one state that the owner keeps to the next; 0 where it keeps none.
+        shadows: Copies of a stage besides its holder's.
     """
 
     stages: int
@@ -106,6 +107,7 @@ class AuditRates:
     reach: int = 0
     kept_every: int = 0
     min_audits: int = 1
+    shadows: int = 1
 
     @property
     def num_drawn(self) -> int:
@@ -122,7 +124,7 @@ class AuditRates:
         """The audits of a stage and step, in the mean."""
         drawn = (1.0 - self.step_audit_rate) * self.draw_chance * self.num_drawn
         drawn += self.step_audit_rate * self.microbatches
-        return AuditLoad(drawn, self.owner_audit_rate, self.gradient_screen, self.kept_every)
+        return AuditLoad(drawn, self.owner_audit_rate, self.gradient_screen, self.kept_every, self.shadows)
 
     def miss_messages(self, wrong: int) -> float:
         """Return the probability that a step's audits meet none of its wrong microbatches."""
@@ -206,13 +208,13 @@ def price_guard(watch: AuditRates, law: PriceLaw, size: StepSize, upkeep_bytes: 
     """Return the cost of verification by the measured law; an honest gradient that the screen doubts is not in it.
 
     Args:
-        upkeep_bytes: Bytes a step and trained number that keep a shadow fresh.
+        upkeep_bytes: Bytes a step and trained number that keep one shadow fresh.
     """
     load = watch.audit_load
     return GuardPrice(
         extra_compute=law.extra_share(size, load),
         extra_bytes=extra_bytes_share(size, load, upkeep_bytes),
-        memory_bytes=size.watched_parameters * law.memory_number_bytes,
+        memory_bytes=size.watched_parameters * law.memory_number_bytes * watch.shadows,
         # the owner fetches a stage that it redoes, and those that it keeps
         bytes_per_number=state_bytes_per_number(load, upkeep_bytes),
         disk_per_number=STATE_BYTES if watch.kept_every else 0.0,

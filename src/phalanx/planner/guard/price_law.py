@@ -61,12 +61,14 @@ class AuditLoad:
         owner_steps: Whole steps that the owner redoes, in the mean.
         screened: Whether an audit computes a weight gradient as well.
         kept_every: Steps from one state on the owner's disk to the next; 0 where none is kept.
+        shadows: Copies of a stage besides its holder's; each has the upkeep of one, and only the first audits.
     """
 
     microbatches: float
     owner_steps: float
     screened: bool
     kept_every: int = 0
+    shadows: int = 1
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class PriceLaw:
         kept = self.owner_parameter_s / load.kept_every if load.kept_every else 0.0
         return {
             "step": self.step_s,
-            "parameters": size.watched_parameters * (self.parameter_s + kept),
+            # of a second shadow that is too much by the holder's own digest, which nothing has measured alone
+            "parameters": size.watched_parameters * (self.parameter_s * load.shadows + kept),
             "tokens": size.sent_numbers * self.number_s,
             "audits": size.watched_stages * load.microbatches * unit_s,
             "owner_audits": load.owner_steps
@@ -133,7 +136,7 @@ def extra_bytes_share(size: StepSize, load: AuditLoad, upkeep_bytes: float) -> f
     """Return the extra bytes of a step by formula, as a share of what crosses between the stages without a guard.
 
     Args:
-        upkeep_bytes: Bytes a step and trained number that keep a shadow fresh.
+        upkeep_bytes: Bytes a step and trained number that keep one shadow fresh.
     """
     state = size.watched_parameters * state_bytes_per_number(load, upkeep_bytes)
     # an audit fetches the input and the gradient of the output
@@ -143,7 +146,9 @@ def extra_bytes_share(size: StepSize, load: AuditLoad, upkeep_bytes: float) -> f
 
 def state_bytes_per_number(load: AuditLoad, upkeep_bytes: float) -> float:
     """Return the bytes of a step for each trained number of a watched stage: upkeep, kept states, owner's audits."""
-    return upkeep_bytes + STATE_BYTES * (load.owner_steps + (1.0 / load.kept_every if load.kept_every else 0.0))
+    return upkeep_bytes * load.shadows + STATE_BYTES * (
+        load.owner_steps + (1.0 / load.kept_every if load.kept_every else 0.0)
+    )
 
 
 def measured_law() -> PriceLaw:

@@ -159,10 +159,10 @@ class PartyTracker:
         engine = self._engine
         if engine is None:
             return
-        holders, shadows = dict(engine.stage_holders), dict(engine.stage_shadows)
+        holders, shadows = dict(engine.stage_holders), (dict(engine.stage_shadows), dict(engine.second_shadows))
         self._step = engine.next_step
         for name, party in self._parties.items():
-            roles = (_stages_of(name, holders), _stages_of(name, shadows))
+            roles = (_stages_of(name, holders), _stages_of(name, *shadows))
             if party.state not in _AT_WORK or roles == party.roles:
                 continue
             party.roles, party.since, party.since_step = roles, int(self._clock()), self._step
@@ -191,8 +191,8 @@ def _make_party_row(name: str, party: _Party, bytes_to: int) -> PartyRow:
     )
 
 
-def _stages_of(name: str, placed: Mapping[int, str]) -> tuple[int, ...]:
-    return tuple(sorted(stage for stage, party in placed.items() if certified_name(party) == name))
+def _stages_of(name: str, *placed: Mapping[int, str]) -> tuple[int, ...]:
+    return tuple(sorted(s for roles in placed for s, party in roles.items() if certified_name(party) == name))
 
 
 def _by_certificate(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -30,6 +30,7 @@ def watch_of(run: StagedRun) -> AuditRates | None:
         reach=guard.keep_states,
         kept_every=guard.keep_states,
         min_audits=guard.min_audits,
+        shadows=guard.shadows,
     )
 
 
@@ -46,7 +47,7 @@ def preset_rows(run: StagedRun, size: StepSize) -> list[dict[str, str]]:
     """Compare the presets for a run: steps to detection, steps redone, CPU time, bytes and memory."""
     rows = []
     for name in PRESETS:
-        guard = GuardConfig(preset=name, shadow=run.guard.shadow)
+        guard = GuardConfig(preset=name, shadow=run.guard.shadow, shadows=run.guard.shadows)
         predicted = predict_guard(run.model_copy(update={"guard": guard}), size)
         if predicted is None:
             continue
@@ -62,6 +63,26 @@ def preset_rows(run: StagedRun, size: StepSize) -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def second_shadow_note(run: StagedRun, size: StepSize) -> str | None:
+    """Price a second shadow of each stage, whether the run has it or not; None where it can have none."""
+    if not run.guard.sends_gradient:
+        return None
+    guards = [run.guard.model_copy(update={"shadows": shadows}) for shadows in (1, 2)]
+    predicted = [predict_guard(run.model_copy(update={"guard": guard}), size) for guard in guards]
+    prices = [prediction[1] for prediction in predicted if prediction is not None]
+    if len(prices) < len(guards):
+        return None
+    cpu = prices[1].extra_compute - prices[0].extra_compute
+    share = prices[1].extra_bytes - prices[0].extra_bytes
+    memory_bytes = prices[1].memory_bytes - prices[0].memory_bytes
+    has, costs = ("has", "costs") if run.guard.shadows > 1 else ("would have", "would cost")
+    return (
+        f"second shadow (guard.shadows = 2): each stage {has} a third copy, so that holder and shadow can be lost at "
+        f"once; it {costs} up to {100 * cpu:.1f} % CPU, {100 * share:.0f} % bytes and {memory_bytes / 2**20:.0f} MiB "
+        "of memory more"
+    )
 
 
 def outlook_rows(odds: list[DetectionOdds]) -> list[dict[str, str]]:

@@ -53,7 +53,7 @@ def planned_recipe(run: RunConfig, shape: ModelShape, *, adapts: bool = True) ->
 def planned_bytes(run: PipelineRun | DomainRun) -> int:
     """Return the bytes of all tensors of a run on this machine, by the planner's estimate.
 
-    A middle stage of a pipeline counts twice where a shadow follows it. Interpreters and libraries are not in it.
+    A middle stage of a pipeline counts once more for each shadow. Interpreters and libraries are not in it.
     """
     shape = planned_shape(run.model)
     recipe = planned_recipe(run, shape)
@@ -64,5 +64,5 @@ def planned_bytes(run: PipelineRun | DomainRun) -> int:
     stages = run.pipeline.stages
     layout = Layout(pp=stages)
     sizes = [rank_memory(shape, layout, recipe, rank).total_bytes for rank in range(stages)]
-    copies = 2 if run.guard.is_enabled else 1
-    return sum(sizes) + (copies - 1) * sum(sizes[1:-1])
+    shadows = run.guard.shadows if run.guard.is_enabled else 0
+    return sum(sizes) + shadows * sum(sizes[1:-1])

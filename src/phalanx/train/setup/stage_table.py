@@ -8,12 +8,19 @@ from rich.text import Text
 
 from phalanx.models import ModelSource, estimate_costs
 from phalanx.pipeline import OWNER
-from phalanx.pipeline.assignment.assignment import first_assignment
+from phalanx.pipeline.assignment.assignment import add_second_shadows, first_assignment
 from phalanx.pipeline.assignment.stage_memory import rank_bytes, stage_counts, stage_footprints
 from phalanx.planner.guard.price_law import StepSize
 from phalanx.telemetry import FittedTable
 from phalanx.train.config import StagedRun
-from phalanx.train.setup.guard_outlook import idle_guard_warning, outlook_rows, predict_guard, preset_rows, price_note
+from phalanx.train.setup.guard_outlook import (
+    idle_guard_warning,
+    outlook_rows,
+    predict_guard,
+    preset_rows,
+    price_note,
+    second_shadow_note,
+)
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.shown_config import shown_config
 
@@ -31,7 +38,7 @@ class StageEstimate:
     Attributes:
         layers: First and last layer, as text.
         size_bytes: Parameters in fp32.
-        shadow: The party that shadows it first, None for the owner's own.
+        shadows: The parties that shadow it first, none for the owner's own.
         memory_bytes: Expected peak at the holder; `footprints` defines what is counted.
     """
 
@@ -41,9 +48,14 @@ class StageEstimate:
     trainable: int
     size_bytes: int
     holder: str
-    shadow: str | None
+    shadows: tuple[str, ...]
     memory_bytes: int
     shadow_bytes: int
+
+    @property
+    def shadow(self) -> str | None:
+        """The shadow that audits the stage first, None for the owner's own."""
+        return next(iter(self.shadows), None)
 
 
 def estimate_stages(run: StagedRun, source: ModelSource, workers: Sequence[str] | None = None) -> list[StageEstimate]:
@@ -51,6 +63,8 @@ def estimate_stages(run: StagedRun, source: ModelSource, workers: Sequence[str] 
     plan = make_plan(run, source)
     names = run.pipeline.worker_names if workers is None else workers
     first = first_assignment(len(plan.stages), names, guarded=run.guard.is_enabled)
+    if run.guard.shadows > 1:
+        first = add_second_shadows(first, None, names)
     rows = []
     for stage, (layers, needs) in enumerate(zip(plan.stages, stage_footprints(plan), strict=True)):
         counts = stage_counts(plan, stage)
@@ -62,7 +76,7 @@ def estimate_stages(run: StagedRun, source: ModelSource, workers: Sequence[str] 
                 trainable=counts.trainable,
                 size_bytes=counts.size_bytes,
                 holder=first.holders[stage],
-                shadow=first.shadows.get(stage),
+                shadows=first.shadows_of(stage),
                 memory_bytes=needs.held,
                 shadow_bytes=needs.shadowed,
             )
@@ -90,7 +104,7 @@ def stages_of(run: StagedRun, source: ModelSource) -> RenderableType:
             _format_mebibytes(row.size_bytes),
             _format_mebibytes(row.memory_bytes),
             row.holder,
-            row.shadow or "-",
+            ", ".join(row.shadows) or "-",
         )
         for row in rows
     ]
@@ -170,19 +184,19 @@ def _guard_notes(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSou
     choice = FittedTable(
         tuple(presets[0]), [tuple(row.values()) for row in presets], title="presets for this run", left=("preset",)
     )
-    return [table, choice, price_note(run.guard, expected[1])]
+    second = None if size is None else second_shadow_note(run, size)
+    return [table, choice, price_note(run.guard, expected[1]), *([] if second is None else [second])]
 
 
 def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:
     """Return the expected memory of each process in bytes: its stages, its shadows, and its own needs."""
     totals: dict[str, int] = {}
     for row in rows:
-        for name in (row.holder, row.shadow):
-            if name is not None:
-                totals.setdefault(name, _OWNER_BYTES if name == OWNER else WORKER_BYTES)
+        for name in (row.holder, *row.shadows):
+            totals.setdefault(name, _OWNER_BYTES if name == OWNER else WORKER_BYTES)
         totals[row.holder] += row.memory_bytes
-        if row.shadow is not None:
-            totals[row.shadow] += row.shadow_bytes
+        for shadow in row.shadows:
+            totals[shadow] += row.shadow_bytes
     return totals
 
 

@@ -32,6 +32,7 @@ class Window:
     Attributes:
         warm_up_s: Time from the first step on that is not measured.
         undisturbed_s: Time that is measured before the first failure, and again after the last.
+        group: Workers that are killed at each time.
         seed: Seed from which times and victims are drawn.
     """
 
@@ -40,6 +41,7 @@ class Window:
     warm_up_s: float
     undisturbed_s: float
     seed: int = 1
+    group: int = 1
 
     @property
     def kill_times(self) -> list[float]:
@@ -167,7 +169,7 @@ def _calm_step_s(owner: RunProcess, seconds: float) -> float | None:
 
 
 def _kill_at(owner: RunProcess, window: Window, started: float) -> tuple[int, int]:
-    """Kill a random worker at each of the window's times, then wait for the window's end.
+    """Kill random workers at each of the window's times, then wait for the window's end.
 
     Returns:
         Workers killed, and times at which there was none: the arm was between two starts.
@@ -177,10 +179,8 @@ def _kill_at(owner: RunProcess, window: Window, started: float) -> tuple[int, in
     for moment in window.kill_times:
         time.sleep(max(0.0, started + moment - time.monotonic()))
         workers = owner.worker_pids()
-        if workers and _kill_process(draw.choice(workers)):
-            killed += 1
-        else:
-            missed += 1
+        gone = [pid for pid in draw.sample(workers, min(window.group, len(workers))) if _kill_process(pid)]
+        killed, missed = killed + len(gone), missed + (not gone)
     time.sleep(max(0.0, started + window.length_s - time.monotonic()))
     return killed, missed
 
