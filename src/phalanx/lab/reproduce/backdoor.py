@@ -48,7 +48,7 @@ class BackdoorSize:
 
     Attributes:
         tuned_seeds: Seeds with which the attacker is tuned against the screen.
-        families: Further families, with the first seed.
+        families: Further families, each trained with the first seed alone.
     """
 
     steps: int

@@ -37,7 +37,7 @@ def hashed_sequences(
     """Return the first sequences of texts in the order of their hashes, ``[wanted, length]``.
 
     Args:
-        each: Sequences of one text at most.
+        each: Maximum number of sequences that are taken of one text.
     """
     loaded = load_tokenizer(FileTokenizerConfig(path=tokenizer), None)
     ordered = sorted((text.strip() for text in texts), key=_text_hash)

@@ -161,8 +161,8 @@ class _GuardedViews:
 
     Args:
         rows: Text with every token known to whoever keeps the score.
-        labelled: Texts by property and kind.
-        part: First and last text of each kind.
+        labelled: By property, a tensor of texts for each kind.
+        part: First text of each kind that is used, and the one behind the last.
     """
 
     def __init__(
@@ -275,5 +275,5 @@ def _attack_properties(stage: int, learned: _GuardedViews, seen: _GuardedViews) 
 
 
 def _directions(gradients: Tensor) -> Tensor:
-    """Return unit vectors: how large a token's gradient is says how unlikely it was, and not what it is."""
+    """Return unit vectors: the length of a token's gradient depends on its probability and does not name it."""
     return functional.normalize(gradients, dim=-1)

@@ -15,11 +15,11 @@ class PipelineSize:
     """One model in six stages, of which the first and the last are the owner's.
 
     Attributes:
-        layers: Blocks of each stage.
-        length: Tokens of a sequence.
-        rates: Learning rate by regime.
+        layers: Number of blocks of each stage, in order.
+        length: Number of tokens of a sequence of text.
+        rates: Learning rate for each way of training.
         owned: Sequences of the owner's text that are trained on.
-        held_out: Further ones, for the loss.
+        held_out: Further sequences of the owner's text, for the loss.
         known: Sequences that the attackers learn from.
         attacked: The first of the owner's text, which the attackers recover.
         searched: The first of those, on which the two searches are tried.

@@ -37,9 +37,9 @@ class LeakTexts:
     """Rows of one token more than a sequence, int64 ``[rows, length + 1]``.
 
     Attributes:
-        owned: The owner's, which is trained on.
-        held_out: More of it.
-        known: The attackers' own.
+        owned: Text of the owner, which is trained on.
+        held_out: More text of the owner, for the loss.
+        known: Text that the attackers have themselves.
         labelled: By property, a tensor for each kind of text; a property without its data is left out.
     """
 

@@ -1,4 +1,4 @@
-"""A pipeline in training, as its middle stages see it, with an owner who adds noise to what it sends."""
+"""A pipeline in training, as its middle stages see it, with an owner who adds noise to its messages."""
 
 import time
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class StageMessages:
 
 
 class OwnerNoise:
-    """Gaussian noise on what the owner sends: activations of its first stage and gradients of its last one.
+    """Gaussian noise on the owner's messages: activations of its first stage and gradients of its last one.
 
     The deviation is a share of each column's own over the positions of a message but the first one, so that no column
     is hidden less than another. It promises nothing: no length is clipped, and nothing is accounted for.
@@ -121,7 +121,7 @@ class TrainedPipeline:
     """All parties of a pipeline in this process.
 
     Attributes:
-        timed: The stages' clocks, in order.
+        timed: A clock for each stage, in the order of the stages.
     """
 
     size: PipelineSize
