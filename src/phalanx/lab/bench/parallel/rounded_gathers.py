@@ -17,10 +17,10 @@ from phalanx.lab.bench.parallel.interleave import LayoutTurns, TurnSpec, take_tu
 from phalanx.lab.bench.parallel.layouts import small_run
 from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.parallel import ParallelConfig
-from phalanx.parallel.config import OF_SHARED_GRADIENTS
+from phalanx.parallel.config import OF_SHARED_GRADIENTS, Compression
 from phalanx.planner import shape_of
 
-_EXACT = "none"
+_EXACT: Compression = "none"
 _TURN_STEPS = 4
 
 
