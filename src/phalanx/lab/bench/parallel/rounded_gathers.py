@@ -36,7 +36,8 @@ def measure_exchanges(ranks: int = 2, steps: int = 20) -> dict[str, Any]:
     """
     run, cache = small_run(), cache_directory()
     run = run.model_copy(update={"train": run.train.model_copy(update={"steps": steps})})
-    configs = [ParallelConfig(dp=ranks, zero=3, gradient_compression=name) for name in (_EXACT, *OF_SHARED_GRADIENTS)]
+    exact = ParallelConfig(dp=ranks, zero=3)
+    configs = [exact.model_copy(update={"gradient_compression": name}) for name in (_EXACT, *OF_SHARED_GRADIENTS)]
     source, _ = prepare_run(run, cache)
     with scratch_directory() as directory, RankForkServer(directory / "ranks") as host:
         specs = [TurnSpec(ENGINE, config, _TURN_STEPS) for config in configs]
