@@ -5,13 +5,27 @@ Figures are read from a raw result; a test draws all of them again and compares 
 
 import json
 from pathlib import Path
+from typing import Any
 
 from phalanx.report.bars import part_bars
-from phalanx.report.svg import Markup, PlotFrame, make_element, standalone_svg
+from phalanx.report.svg import (
+    AxisScale,
+    Markup,
+    PlotFrame,
+    Shape,
+    draw_axes,
+    draw_legend,
+    draw_line,
+    draw_mark,
+    draw_picture,
+    make_element,
+    standalone_svg,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 PRESETS = ROOT / "benchmarks" / "results" / "overhead-presets-cpu-2cores.json"
+STAGES = ROOT / "benchmarks" / "results" / "stage-leaks-cpu-2cores-busy.json"
 _STYLE = """.chart .box { fill: var(--paper); stroke-width: 1.6; } .chart .zone { fill: none; stroke-width: 1.4; }
 .chart .apart { stroke-dasharray: 6 5; } .chart .arrow { fill: none; stroke-width: 1.5; }
 .chart .strong { fill: var(--ink); font-size: 13px; font-weight: 600; }
@@ -26,7 +40,13 @@ def main() -> None:
 
 def drawings() -> dict[str, str]:
     """Return each drawing by its file name."""
-    return {"verified_step.svg": verified_step(), "trust.svg": trust(), "guard_costs.svg": guard_costs()}
+    return {
+        "verified_step.svg": verified_step(),
+        "trust.svg": trust(),
+        "guard_costs.svg": guard_costs(),
+        "leak_and_loss.svg": leak_and_loss(),
+        "leak_and_work.svg": leak_and_work(),
+    }
 
 
 def verified_step() -> str:
@@ -132,6 +152,57 @@ def parts_of(row: dict[str, float]) -> dict[str, float]:
     }
     found = {name: 100 * sum(row[key] for key in keys) for name, keys in named.items()}
     return {**found, "not told apart": 100 * row["extra_compute"] - sum(found.values())}
+
+
+MARKS: tuple[tuple[Shape, str], ...] = (("square", "k0"), ("diamond", "k1"), ("triangle", "k2"), ("dot", "k3"))
+
+
+def leak_and_loss() -> str:
+    """Return what the first foreign stage recovers over the loss that the owner's noise costs, by way of training."""
+    rows = [row for row in summary() if row["model"] == "gpt2-small" and row["stage"] == 1 and row["guard"] != "sealed"]
+    curves = {}
+    for regime in dict.fromkeys(str(row["regime"]) for row in rows):
+        points = [row for row in rows if row["regime"] == regime]
+        base = points[0]["loss"]
+        curves[regime] = [(100 * (row["loss"] / base - 1), 100 * row["tokens"]) for row in points]
+    return curve_picture(
+        curves, "extra loss on held-out text, per cent", "Tokens recovered over the loss that noise costs"
+    )
+
+
+def leak_and_work() -> str:
+    """Return what a stage recovers over the owner's share of the work, by model and way of training."""
+    plain = [row for row in summary() if row["guard"] == "plaintext"]
+    curves = {
+        f"{model}: tokens": [
+            (100 * row["owner_cpu_share"], 100 * row["tokens"]) for row in plain if row["model"] == model
+        ]
+        for model in dict.fromkeys(str(row["model"]) for row in plain)
+    }
+    title = "Tokens that the first foreign stage recovers, over the owner's share of the work"
+    return curve_picture(curves, "owner's share of processor time, per cent", title)
+
+
+def summary() -> list[dict[str, Any]]:
+    """Return the lines of the measurement of stages."""
+    lines: list[dict[str, Any]] = json.loads(STAGES.read_text(encoding="utf-8"))["summary"]
+    return lines
+
+
+def curve_picture(curves: dict[str, list[tuple[float, float]]], x_label: str, title: str) -> str:
+    """Return lines with a mark at each point, all from 0 to 100 per cent upwards."""
+    frame = PlotFrame(height=320.0)
+    places = [place for points in curves.values() for place, _ in points]
+    x = AxisScale(min(0.0, *places), max(1.0, *places) * 1.03, frame.x_range)
+    y = AxisScale(0.0, 100.0, frame.y_range)
+    parts: list[str] = [draw_axes(frame, x, y, x_label, "tokens recovered, per cent")]
+    items: list[tuple[Shape, str, str]] = []
+    for (name, points), (shape, css) in zip(curves.items(), MARKS, strict=False):
+        ordered = sorted(points)
+        parts.append(draw_line(ordered, x, y, f"curve {css}"))
+        parts += [draw_mark(shape, x(place), y(value), css) for place, value in ordered]
+        items.append((shape, css, name))
+    return standalone_svg(frame, draw_picture(frame, title, *parts, draw_legend(frame, items)))
 
 
 def drawn(frame: PlotFrame, label: str, parts: list[Markup]) -> str:

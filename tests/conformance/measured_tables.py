@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 import edge_tables
+import leak_tables
 import serving_tables
 
 ROOT = Path(__file__).parents[2]
@@ -401,7 +402,7 @@ def transports(result: Result) -> Iterator[str]:
 
 
 TABLES = (
-    *(Table(page, result, rows) for page, result, rows in (*serving_tables.ROWS, *edge_tables.ROWS)),
+    *(Table(page, result, rows) for page, result, rows in (*serving_tables.ROWS, *edge_tables.ROWS, *leak_tables.ROWS)),
     Table("docs/data_sources.md", f"extraction{BUSY}", extraction),
     Table(COSTS, "overhead-presets-cpu-2cores.json", presets),
     Table(COSTS, LAW, prices_by_size),

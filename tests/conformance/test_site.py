@@ -79,7 +79,7 @@ def test_the_drawings_are_those_that_the_script_makes_from_the_raw_results():
 
     made = module.drawings()
 
-    assert len(made) == 3
+    assert len(made) == 5
     for name, drawing in made.items():
         assert (DOCS / "images" / name).read_text(encoding="utf-8") == f"{drawing}\n"
         assert f"images/{name})" in "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))

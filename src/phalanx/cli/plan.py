@@ -57,7 +57,7 @@ def plan(
         typer.Option(
             "--leaks",
             metavar="FILE",
-            help="JSON of phalanx reproduce: leaks with --split, stage-leaks for a pipeline.",
+            help="JSON of phalanx reproduce: leaks with --split, stage-leaks for a pipeline; default: measured ones.",
         ),
     ] = None,
     run_dir: Annotated[

@@ -31,12 +31,12 @@ class PlannedLeaks:
 
 
 def stage_leaks_of(run_file: Path, overrides: list[str], shape: ModelShape, leaks: Path | None) -> PlannedLeaks | None:
-    """Look up the leaks of a pipeline; None without a table or foreign stages, or where none like it was measured."""
+    """Look up the leaks of a pipeline; None where no other party has a stage, or none like it was measured."""
     from phalanx.models import partition_layers
     from phalanx.train import PipelineRun, load_run
 
     run = load_run(run_file, overrides)
-    if leaks is None or not isinstance(run, PipelineRun) or run.pipeline.stages < 3:
+    if not isinstance(run, PipelineRun) or run.pipeline.stages < 3:
         return None
     head = shape.head_matrix / shape.layer_matrix
     cut = partition_layers(shape.layers, run.pipeline.stages, run.pipeline.layers, 0.0, head, ends_in_one_process=True)

@@ -13,6 +13,7 @@ from phalanx.planner.cuts.leaks import read_json
 from phalanx.planner.model.shape import ModelShape
 
 Regime = Literal["scratch", "full", "lora"]
+_PACKAGED = "stage_leaks.json"
 
 
 class StageLeakRow(StrictModel):
@@ -134,9 +135,14 @@ def _rows_near(rows: Sequence[StageLeakRow], key: str, place: float) -> list[Sta
     return ([max(before, key=layer)] if before else []) + ([min(behind, key=layer)] if behind else [])
 
 
-def read_stage_leaks(path: Path) -> StageLeakTable:
-    """Read the output of ``phalanx reproduce stage-leaks --json``; none is shipped yet."""
-    return _parse_table(read_json(path, str(path), "phalanx reproduce stage-leaks"), str(path))
+def read_stage_leaks(path: Path | None) -> StageLeakTable:
+    """Read a table.
+
+    Args:
+        path: Output of ``phalanx reproduce stage-leaks --json``; None reads the shipped table.
+    """
+    command = "phalanx reproduce stage-leaks"
+    return _parse_table(read_json(path, _PACKAGED, command), str(path) if path is not None else _PACKAGED)
 
 
 def _parse_table(data: Any, where: str) -> StageLeakTable:
