@@ -401,6 +401,19 @@ def transports(result: Result) -> Iterator[str]:
         )
 
 
+def spot(result: Result) -> Iterator[str]:
+    by_arm = {(row["stages"], row["shape"], row["arm"], row["restart_s"]): row for row in result["rows"]}
+    guarded = [f"{shadows}, {way}" for way in ("cut anew", "fixed stages") for shadows in ("two shadows", "one shadow")]
+    arms = [*((arm, None) for arm in guarded), *(("checkpoint restart", seconds) for seconds in (60.0, 300.0))]
+    for stages, shape in dict.fromkeys((row["stages"], row["shape"]) for row in result["rows"]):
+        rows = [by_arm[stages, shape, *arm] for arm in arms]
+        cells = [
+            f"{share(row['share_of_undisturbed'], 0)}, {share(row['share_of_own_undisturbed'], 0)}" for row in rows
+        ]
+        returns = [by_arm[stages, shape, arm, None]["returns_to_a_checkpoint"] for arm in guarded[2:]]
+        yield line(str(stages), f"`{shape}`", *cells, " and ".join(map(str, returns)))
+
+
 TABLES = (
     *(Table(page, result, rows) for page, result, rows in (*serving_tables.ROWS, *edge_tables.ROWS, *leak_tables.ROWS)),
     Table("docs/data_sources.md", f"extraction{BUSY}", extraction),
@@ -428,6 +441,7 @@ TABLES = (
     Table("docs/sealed_split.md", f"split-line{BUSY}", split_line),
     Table(BENCHMARKS, "chaos-cpu-2cores.json", kills),
     Table(BENCHMARKS, "chaos-cpu-2cores.json", goodput),
+    Table(BENCHMARKS, "spot.json", spot),
     Table("docs/leaks.md", f"leaks-smollm2-135m-quick{BUSY}", leaks),
     Table("docs/leaks.md", f"leaks-smollm2-135m-partial{BUSY}", leaks),
     Table("docs/federated.md", f"update-attacks{BUSY}", update_attacks),
