@@ -61,7 +61,9 @@ def test_two_liars_in_turn_leave_no_trace(make_company, honest_digest):
 
 
 @pytest.mark.slow
-def test_a_loss_takes_nothing_back(make_company, honest_digest):
+def test_a_loss_takes_back_the_step_whose_state_only_the_shadow_is_left_to_sign_and_no_other(
+    make_company, honest_digest
+):
     run = tiny_run(guard=GuardConfig(keep_states=4, **NO_COIN))
     company = make_company(run)
 
@@ -70,7 +72,7 @@ def test_a_loss_takes_nothing_back(make_company, honest_digest):
     company.run(2)
 
     assert company.lost == ["worker-1"]
-    assert went_back(company) == []
+    assert went_back(company) == [(5, 6)]
     assert company.weights_digest() == honest_digest(run, 8)
 
 

@@ -67,7 +67,7 @@ def test_a_step_that_the_owner_redid_is_not_in_doubt(make_company):
     company.run(STEPS)
 
     assert doubts(company) == {("worker-1", 1): [(0, 0), (2, 5)]}
-    assert company.checks.checks()[1]["owner"] == {"steps": 1, "last": 1}
+    assert company.checks.checks_by_stage()[1]["owner"] == {"steps": 1, "last": 1}
 
 
 def test_a_rollback_that_reaches_far_enough_leaves_nothing_in_doubt(make_company, honest_digest):
