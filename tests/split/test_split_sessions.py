@@ -369,16 +369,21 @@ def test_a_release_that_was_counted_before_a_crash_leaves_after_it(source, tmp_p
 
 def test_an_enclave_that_is_started_beside_itself_seals_and_releases_nothing(source, tmp_path):
     house = House(source, tmp_path, release=ReleasePolicy(min_clients=2, clip_norm=10.0))
-    session = house.open()
-    session.train_turn(0)
-    session.lead.prepare_release()
+    fresh, current = house.open(), house.open()
+    fresh.train_turn(0)
+    fresh.lead.prepare_release()
+    current.train_turn(0)
+    step, kept = keep_state(current)
 
     with house.open() as beside:
-        beside.train_turn(0)
-        release_adapters(beside, 1)
-        with pytest.raises(RollbackError, match="runs twice"):
-            keep_state(session)
-    session.die()
+        beside.lead.restore_state(step, memoryview(kept))
+        beside.train_turn(1)
+        release_adapters(beside, 2)
+        for session, reason in ((fresh, "got none"), (current, "runs twice")):
+            with pytest.raises(RollbackError, match=reason):
+                keep_state(session)
+    fresh.die()
+    current.die()
 
 
 def test_a_client_that_says_to_send_many_rows_takes_no_memory_of_the_enclave(source, tmp_path):

@@ -102,7 +102,7 @@ class Measuring:
     def __init__(self):
         self.seen = []
 
-    def measure_held_out(self, step, batches, senders):
+    def measure_held_out(self, step, batches, senders, extras=None):
         parts = list(batches)
         self.seen = [(name, ids.shape[0]) for name, (ids, _) in zip(senders, parts, strict=True)]
         rows = torch.cat([ids for ids, _ in parts])

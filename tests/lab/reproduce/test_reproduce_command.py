@@ -61,7 +61,7 @@ def test_an_unknown_table_names_the_choices(calls, capsys):
     assert (
         capsys.readouterr().err
         == "error: reproduce: unknown table 'defense'; choices: backdoor, defence, domains, leaks, medical, "
-        "vulnerability [PHX-C002]\n"
+        "stage-leaks, vulnerability [PHX-C002]\n"
     )
 
 
