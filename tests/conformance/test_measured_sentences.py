@@ -372,7 +372,23 @@ def predicted_prices(result: Result) -> Sequence[object]:
     return [len(errors), sum(error <= 0.15 for error in errors), 100 * max(errors)]
 
 
+def backdoor_on_another_processor(result: Result) -> Sequence[object]:
+    rows = [row for row in result["rows"] if row["family"] == "gpt2"]
+    undefended = [100 * row["success"] for row in rows if row["arm"] == "off"]
+    guarded = [row["success"] for row in rows if row["arm"] in ("economy", "light", "standard", "strict")]
+    tuned = [row["success"] for row in rows if row["arm"] == "screen"]
+    return [len(result["rows"]), *undefended, len(guarded), 100 * max(guarded), len(tuned), 100 * max(tuned)]
+
+
 FIGURES = (
+    Figures(
+        "docs/backdoors.md",
+        "reproduce-backdoor-avx2-cpu-2cores-busy.json",
+        "{} cells): with nobody looking the trigger works in {:.0f}, {:.0f} and {:.0f} % of texts with seeds 0, 1 and "
+        "2, and in the {} trainings with a preset in at most {:.1f} %. In {} trainings of an attacker that lowers its "
+        "strength against the screen of gradients (1, .3, .1 and .03) it works in at most {:.1f} %.",
+        backdoor_on_another_processor,
+    ),
     Figures(
         "docs/concepts/guard_costs.md",
         "overhead-law-cpu-2cores.json",
