@@ -29,9 +29,7 @@ _OUT_FOR_GOOD = ("evicted", "revoked")
 class StageCutter:
     """Ends a session where its workers have come or gone for good, and says with which stages the next one begins.
 
-    Args:
-        run_file: Is read anew for each session, with the keys of the cut set.
-        overrides: Of the command line, for each session.
+    The run file and the overrides of the command line are read anew for each session, with the keys of its cut.
 
     Attributes:
         run: The run of the next session, or of the one that trains.
@@ -49,8 +47,7 @@ class StageCutter:
     def train_sessions(self, *, resume: bool, from_step: int | None, from_run: Path | None) -> dict[str, Any]:
         """Train in as many sessions as there are cuts; return the last one's summary.
 
-        Args:
-            resume: As for `phalanx.train.train`, like the next two, which are about the first session alone.
+        The options are those of `phalanx.train.train`, for the first session.
         """
         from phalanx.train import train
 
