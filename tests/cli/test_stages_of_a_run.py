@@ -113,8 +113,7 @@ def test_without_a_measurement_no_cut_is_proposed(capsys: pytest.CaptureFixture[
 
 
 def make_cutter(run_dir: Path, *overrides: str) -> StageCutter:
-    run_file = run_dir / "config.toml"
-    return StageCutter(load_run(run_file, overrides), run_file, overrides, run_dir)
+    return StageCutter(load_run(run_dir / "config.toml", overrides), run_dir)
 
 
 def write_workers(run_dir: Path, *names: str) -> None:
@@ -228,11 +227,20 @@ def test_a_resumed_run_keeps_its_cut_whatever_its_run_file_begins_with(
     seen = []
     monkeypatch.setattr("phalanx.train.train", lambda run, *_, **__: seen.append(run.pipeline.stages) or {})
 
-    StageCutter(load_run(run_file), run_file, (), trained_run).train_sessions(
-        resume=True, from_step=None, from_run=None
-    )
+    StageCutter(load_run(run_file), trained_run).train_sessions(resume=True, from_step=None, from_run=None)
 
     assert seen == [3]
+
+
+def test_records_that_say_too_little_end_no_run(trained_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cutter = make_cutter(trained_run)
+    (trained_run / "metrics.jsonl").write_text('{"step": 0}\n')
+
+    assert check_until_cut(cutter, range(10, 100, 10)) is None
+
+    assert "the layers stay as they are: " in capsys.readouterr().out
+    (trained_run / "peers.json").write_text("[]")
+    assert check_until_cut(cutter, range(100, 200, 10)) is None
 
 
 @pytest.mark.parametrize(

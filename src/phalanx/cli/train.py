@@ -65,7 +65,7 @@ def train(
     if recut:
         from phalanx.cli.planning.recut import StageCutter
 
-        cutter = StageCutter(run, run_file, overrides, run_dir or default_directory(run))
+        cutter = StageCutter(run, run_dir or default_directory(run))
     if not dry_run:
         _check_directory(run, run_dir, resume=resume)
     if from_run is not None:

@@ -1,20 +1,18 @@
 """``phalanx train --recut``: a run has as many stages as it has workers, from one session to the next."""
 
-import json
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cli.console import print_line
 from phalanx.cli.forking import worker_opener
 from phalanx.cli.planning.stages import find_present, measure_stages
-from phalanx.errors import ConfigError, PhalanxError
+from phalanx.errors import ConfigError, InputError, PhalanxError
 from phalanx.telemetry import PEERS_FILE
 from phalanx.telemetry.parties import read_peers
 
 if TYPE_CHECKING:
-    from phalanx.pipeline import PipelineConfig
     from phalanx.train import PipelineRun, RunConfig
 
 LASTING_STEPS = 20
@@ -29,15 +27,13 @@ _OUT_FOR_GOOD = ("evicted", "revoked")
 class StageCutter:
     """Ends a session where its workers have come or gone for good, and says with which stages the next one begins.
 
-    The run file and the overrides of the command line are read anew for each session, with the keys of its cut.
-
     Attributes:
-        run: The run of the next session, or of the one that trains.
+        run: Run of the present session, or of the next one after a cut.
     """
 
-    def __init__(self, run: "RunConfig", run_file: Path, overrides: Collection[str], run_dir: Path) -> None:
+    def __init__(self, run: "RunConfig", run_dir: Path) -> None:
         self.run = _check_run(run)
-        self._run_file, self._overrides, self._run_dir = run_file, list(overrides), run_dir
+        self._run_dir = run_dir
         self._workers: list[str] = []
         self._changed_at = 0
         self._cut_s = 0.0
@@ -47,7 +43,7 @@ class StageCutter:
     def train_sessions(self, *, resume: bool, from_step: int | None, from_run: Path | None) -> dict[str, Any]:
         """Train in as many sessions as there are cuts; return the last one's summary.
 
-        The options are those of `phalanx.train.train`, for the first session.
+        The options go to `phalanx.train.train` for the first session.
         """
         from phalanx.train import train
 
@@ -85,7 +81,7 @@ class StageCutter:
 
         saved = load_run(self._run_dir / "config.toml")
         if isinstance(saved, PipelineRun):
-            self.run = self._load_cut(saved.pipeline)
+            self._change_pipeline({key: getattr(saved.pipeline, key) for key in _CUT_KEYS})
 
     def check_workers(self, num_steps: int) -> None:
         """End the session where another number of workers has lasted, and stages for them are not slower.
@@ -93,6 +89,13 @@ class StageCutter:
         Raises:
             KeyboardInterrupt: The session ends as by Ctrl-C; `run` is how it goes on.
         """
+        try:
+            self._cut_where_faster(num_steps)
+        except (ConfigError, InputError) as exc:
+            # a run goes on as it is where its own records say too little
+            print_line(f"the layers stay as they are: {exc}")
+
+    def _cut_where_faster(self, num_steps: int) -> None:
         pipeline, now = self.run.pipeline, time.monotonic()
         if self._last_cut is not None and not self._cut_s:
             self._cut_s = now - self._last_cut
@@ -110,11 +113,9 @@ class StageCutter:
         proposal = measure_stages(self.run, self._run_dir)
         if proposal is None or proposal.slowest_then_s > proposal.slowest_now_s:
             return
-        layers, self._workers = proposal.layers, []
-        self._last_cut, self._cut_s = now, 0.0
-        self.run = self._load_cut(
-            pipeline.model_copy(update={"stages": len(layers), "layers": layers, **self._name_workers(workers)})
-        )
+        layers = proposal.layers
+        self._change_pipeline({"stages": len(layers), "layers": layers, **self._name_workers(workers)})
+        self._workers, self._last_cut, self._cut_s = [], now, 0.0
         raise KeyboardInterrupt(
             f"{len(workers)} workers for {num_middle} stages since step {self._changed_at}: the layers are cut anew "
             f"after step {num_steps}, from {pipeline.stages} stages into {len(layers)}"
@@ -139,12 +140,10 @@ class StageCutter:
             spares += 1
         return {"spares": spares}
 
-    def _load_cut(self, pipeline: "PipelineConfig") -> "PipelineRun":
-        from phalanx.train import load_run
-
-        values = {key: getattr(pipeline, key) for key in _CUT_KEYS}
-        cut = [f"pipeline.{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
-        return _check_run(load_run(self._run_file, [*self._overrides, *cut]))
+    def _change_pipeline(self, keys: Mapping[str, Any]) -> None:
+        # another object even where nothing changes: sessions are told apart by it
+        pipeline = self.run.pipeline.model_copy(update=dict(keys))
+        self.run = self.run.model_copy(update={"pipeline": pipeline})
 
 
 def _check_run(run: "RunConfig") -> "PipelineRun":

@@ -33,10 +33,10 @@ class ProposedStages:
     """Stages for the workers that a run has now, by the speeds that they had.
 
     Attributes:
-        layers: Of each stage: the owner's first and last, and one for each worker between them.
+        layers: Number of layers of each stage: the owner's first and last, and one stage for each worker between them.
         layers_by_worker: Layers that each worker has now; the workers are in the order of the new stages.
-        slowest_now_s: When the slowest party is done with a step.
-        slowest_then_s: The same with the proposed stages.
+        slowest_now_s: Seconds of a step of the slowest party with the present stages.
+        slowest_then_s: Seconds of a step of the slowest party with the proposed stages.
     """
 
     layers: tuple[int, ...]
