@@ -270,3 +270,4 @@ def test_a_party_that_dials_again_and_takes_nothing_holds_no_more_than_one_threa
     opened.callback(ended.set)
 
     wait_until(lambda: threads_that_send() - before <= 1)
+    assert threads_that_send() - before <= 1
