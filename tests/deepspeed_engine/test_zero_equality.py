@@ -21,6 +21,7 @@ LACKING = why_no_extra()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(PATIENT_S),
+    pytest.mark.xdist_group("cases of deepspeed"),
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
 ]
 
