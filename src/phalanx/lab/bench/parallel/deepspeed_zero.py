@@ -1,6 +1,6 @@
 """ZeRO 1 to 3 by DeepSpeed (section ``[deepspeed]``) beside the same by torch's means (``[parallel]``), and offloaded.
 
-``python -m phalanx.lab.bench.parallel.deepspeed_zero OUT.json [--ranks 2] [--steps 8]``
+``python -m phalanx.lab.bench.parallel.deepspeed_zero OUT.json [--ranks 2] [--steps 8] [--width 384]``
 
 Pairs train the same model on the same batches, a turn of two steps after the other; one plain process beside the first
 pair says what the losses should be. Memory is measured afterwards by ranks of their own, one arm at a time, since
@@ -72,9 +72,14 @@ def zero_pairs(ranks: int, directory: Path) -> list[ZeroPair]:
     ]
 
 
-def bench_zero(ranks: int = 2, steps: int = 8) -> dict[str, Any]:
-    """Measure all pairs on a model of 42 million parameters; see `measure_pairs`."""
-    return measure_pairs(large_run(), ranks, steps)
+def bench_zero(ranks: int = 2, steps: int = 8, width: int = 384) -> dict[str, Any]:
+    """Measure all pairs; see `measure_pairs`.
+
+    Args:
+        width: Numbers a token has between blocks, a multiple of 8. DeepSpeed keeps shares below 1 MiB in memory, so of
+            the blocks of a narrower model nothing would lie in files.
+    """
+    return measure_pairs(large_run(width), ranks, steps)
 
 
 def measure_pairs(run: PipelineRun, ranks: int, steps: int) -> dict[str, Any]:

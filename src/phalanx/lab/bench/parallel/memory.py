@@ -53,10 +53,10 @@ def bench_memory(quick: bool) -> dict[str, Any]:
     return measure_memory([(case_run, ParallelConfig.model_validate(keys)) for case_run, keys in cases], quick=quick)
 
 
-def large_run() -> PipelineRun:
-    """Return a run with a model that outweighs all else in its process; short sequences, as it is not timed."""
+def large_run(width: int = _WIDTH) -> PipelineRun:
+    """Return a run with a model that outweighs all else in its process, and short sequences."""
     run = small_run()
-    architecture = {**(run.model.architecture or {}), "n_embd": _WIDTH}
+    architecture = {**(run.model.architecture or {}), "n_embd": width}
     return run.model_copy(
         update={
             "model": run.model.model_copy(update={"architecture": architecture}),
