@@ -151,7 +151,7 @@ class StageOptimizer:
 
     @torch.no_grad()
     def keep_snapshot(self) -> None:
-        """Keep a copy of the whole state, for `restore`; the buffers are made once."""
+        """Copy the whole state, for `restore_snapshot`; the buffers are allocated once."""
         tensors = list(self.state_tensors().values())
         if not self._undo:
             self._undo = [torch.empty_like(tensor) for tensor in tensors]

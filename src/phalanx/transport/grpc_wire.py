@@ -70,7 +70,7 @@ _NOBODY_LISTENS = "Connection refused"
 
 @dataclass(frozen=True, slots=True)
 class JoinedPeer:
-    """A party at the other end of a call of `describe`, on either side of it.
+    """The other party of a `Describe` call, on the calling or the called side.
 
     Attributes:
         run: The run that it serves; empty for a party that came to join.
@@ -189,7 +189,7 @@ class GrpcWire:
         collector.start()
 
     def wait_joined(self, name: str, timeout_s: float) -> JoinedPeer | None:
-        """Return the party of this name once it has called `describe` as one that begins, or None within the time."""
+        """Wait until a starting party of this name makes a `Describe` call; return it, or None after the time limit."""
         with self._changed:
             self._changed.wait_for(lambda: name in self._joined, timeout_s)
             return self._joined.get(name)

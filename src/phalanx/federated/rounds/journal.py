@@ -107,7 +107,7 @@ class RoundJournal:
             sums.append(release)
 
     def released_sums(self, number: int, model: str) -> tuple[ReleasedSum, ...]:
-        """Return all sums that `releasing` has noted of a round from these weights."""
+        """Return the sums that `note_releasing` has written for a round from these weights."""
         return tuple(self._released.get((number, model), ()))
 
     def note_excluded(self, site: str, reason: str) -> None:

@@ -39,7 +39,7 @@ class RankCommand(enum.IntEnum):
 
 
 class RankWork(Protocol):
-    """The work of each rank on rank 0's orders; `Member` is one, and documents the calls."""
+    """The work of each rank on rank 0's orders; `RankTrainer` is one, and documents the calls."""
 
     timer: PhaseTimer
 
@@ -156,8 +156,8 @@ class Controller:
         """Have all ranks copy their state as it is now.
 
         Returns:
-            Stages with their whole tensors, as `collect` has them; any thread may go through them, and one must, to
-            the end, before the next copy is asked for. That ends with a `CheckpointError` where a rank is lost.
+            Stages with their whole tensors, as `collect_from_ranks` returns them. Some thread must iterate to the end
+            before the next copy is asked for; iterating ends with a `CheckpointError` if a rank is lost.
         """
         if self._saving is None:
             raise ConfigError("parallel: nothing was set up for checkpoints beside the training")
@@ -188,7 +188,7 @@ class Controller:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            read: Function from a name, as in `collect`, to the whole tensor.
+            read: Function from a name, as in `collect_from_ranks`, to the whole tensor.
         """
         for stage in range(self.num_stages):
             # read first: an error must not leave the others waiting

@@ -198,7 +198,7 @@ class Channel(Closeable):
 
     @property
     def cipher_seconds(self) -> float:
-        """In the ciphers of both directions so far, by the clock of `measure`; 0 without one."""
+        """Seconds in the ciphers of both directions so far, by the clock of `time_ciphers`; 0 without a clock."""
         return self.sender.cipher_seconds + self.receiver.cipher_seconds
 
     def time_ciphers(self, clock: Callable[[], float]) -> None:

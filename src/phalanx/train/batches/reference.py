@@ -179,7 +179,7 @@ def _columns_digest(file: str, columns: Mapping[str, Tensor]) -> str:
 
 
 def _read_columns(path: Path, made_of: str, expected: Mapping[str, int]) -> Mapping[str, Tensor]:
-    """Read what `_write` has written: so many numbers by name."""
+    """Read a file of `_write_columns`; `expected` has the length of each column."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}

@@ -18,7 +18,7 @@ class Spans:
     Args:
         ranges: Ascending, and none touches the next.
         limit: With more ranges than that, the two oldest become one, and the steps between them count as held from then
-            on; `num` stays the number of added steps.
+            on; `num_steps` stays the number of added steps.
     """
 
     def __init__(self, ranges: Iterable[Range] = (), *, limit: int, bridged: int = 0) -> None:

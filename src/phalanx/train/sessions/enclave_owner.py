@@ -105,7 +105,7 @@ class EnclavePipeline:
         return log_end_of(self.owned.audit_log)
 
     def check_guard_metadata(self, metadata: Mapping[str, object]) -> None:
-        """As `check_end`, of this pipeline's log."""
+        """As `check_log_end`, of this pipeline's log."""
         check_log_end(self.owned.audit_log, metadata)
 
     def _report_checks(self, step: int, stages: Mapping[int, StageChecks]) -> None:

@@ -37,7 +37,7 @@ class LocalSites:
         return {site: process.pid for site, process in self._processes.items()}
 
     def restart_ended_sites(self) -> dict[str, str]:
-        """As `SiteProcesses` says."""
+        """Start the sites again whose process has ended; return by name how each one ended."""
         ended: dict[str, str] = {}
         for site, process in list(self._processes.items()):
             if process.poll() is None:

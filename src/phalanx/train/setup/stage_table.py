@@ -39,7 +39,7 @@ class StageEstimate:
         layers: First and last layer, as text.
         size_bytes: Parameters in fp32.
         shadows: The parties that shadow it first, none for the owner's own.
-        memory_bytes: Expected peak at the holder; `footprints` defines what is counted.
+        memory_bytes: Expected peak at the holder; `stage_footprints` defines what is counted.
     """
 
     index: int
