@@ -1,4 +1,4 @@
-"""A check of this machine: what is installed, missing or slow, and why. Nothing is changed or sent."""
+"""A check of this machine for missing, slow or wrongly configured parts. Nothing is changed or sent."""
 
 import ctypes
 import importlib.metadata
@@ -230,7 +230,7 @@ def _trusted_hardware(_: Path) -> list[MachineFact]:
 
 
 def _confidential_gpu() -> list[MachineFact]:
-    """Say whether an NVIDIA GPU encrypts its memory; nothing where there is none."""
+    """Report whether an NVIDIA GPU encrypts its memory; an empty list without a GPU."""
     from phalanx.security.tee import TIERS, has_confidential_gpu  # noqa: PLC0415 - as above
 
     is_confidential = has_confidential_gpu()

@@ -106,16 +106,26 @@ def write_rollout_evidence(desk: EvidenceDirectory, bundle: RolloutBundle, verdi
 
 def explain_any_evidence(path: Path, authority: Path | None, session: str | None) -> Mapping[str, Any]:
     """Explain the evidence of a verdict on rollouts or on stages, whichever a file holds."""
+    if read_format(path).startswith("rollouts/"):
+        return explain_rollout_evidence(path, read_pins(authority, session))
+    return explain_evidence(path, authority, session)
+
+
+def read_format(path: Path) -> str:
+    """Return the format that a file of evidence names; empty if it is no JSON object."""
     try:
         record = json.loads(read_bounded(path, MAX_RECORD_BYTES))
-        pem = None if authority is None else authority.read_bytes()
     except (ValueError, RecursionError):
-        record = None
+        return ""
+    return str(record.get("format")) if isinstance(record, dict) else ""
+
+
+def read_pins(authority: Path | None, session: str | None) -> Pins:
+    """Read the authority's certificate that a reader has from elsewhere."""
+    try:
+        return Pins(None if authority is None else authority.read_bytes(), session)
     except OSError as exc:
         raise EvidenceError(f"{authority}: cannot be read ({exc.strerror})") from exc
-    if isinstance(record, dict) and str(record.get("format")).startswith("rollouts/"):
-        return explain_rollout_evidence(path, Pins(pem, session))
-    return explain_evidence(path, authority, session)
 
 
 def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:

@@ -287,7 +287,7 @@ class GrpcWire:
             self._closing.wait(_RETRY_PAUSE_S)
 
     def _stacks_call(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
-        """Answer from this thread: the one that computes may be what hangs."""
+        """Answer from this thread: the computing thread may hang."""
         peer = self._admitted_peer("Stacks", context)
         if peer.name != (self._passes_stacks_to if raw else self.stacks_for):
             _abort_call(context, grpc.StatusCode.PERMISSION_DENIED, "only the owner may ask for stacks")

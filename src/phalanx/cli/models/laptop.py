@@ -47,7 +47,7 @@ def laptop(
     data_preferences: Annotated[
         Path | None, typer.Option("--data-preferences", metavar="FILE", help="Pairs; default: made of the texts.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and order.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and order.")] = 0,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the start.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print the plan; write nothing.")] = False,
     prepare: Annotated[

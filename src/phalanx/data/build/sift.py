@@ -21,7 +21,7 @@ from phalanx.data.sources import BrokenRecord, Document, Origin
 from phalanx.errors import DataError
 
 DOCUMENTS, MARKS, ACCOUNT = "documents", "marks", "account"
-"""Files of a finished piece: what it kept, marks of these, and a line for everything that was left out."""
+"""Files of a finished piece: its kept documents, their marks, and a line for each document that was left out."""
 Record = Document | BrokenRecord
 _LONGEST = 1000
 _MAX_ENTRY_BYTES = 48 * 1024

@@ -91,7 +91,7 @@ class FrameRelay:
         self._tell_sites(before)
 
     def _site_nodes(self) -> dict[str, int]:
-        """Return the node of each site: of several, the one that was there first, so that none can take its place."""
+        """Return the node of each site; if several claim a site, the first keeps it, so none can take its place."""
         nodes: dict[str, int] = {}
         for node, site in self._nodes.items():
             if site:

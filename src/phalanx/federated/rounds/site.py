@@ -215,7 +215,7 @@ class Site:
         return f"round {number}/{self._terms.rounds}"
 
     def _describe_spent(self, update: LocalUpdate | None = None) -> str:
-        """Describe what this site's own privacy budgets have spent; empty where it has none."""
+        """Describe the spending of this site's own privacy budgets; empty if it has none."""
         parts, rows, privacy = [], self._terms.rows, self._terms.config.privacy
         if update is not None and update.spent is not None and rows is not None:
             parts.append(f"  epsilon {update.spent.epsilon:.3f} of {rows.epsilon:g} spent of its rows")

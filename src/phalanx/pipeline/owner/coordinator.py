@@ -235,7 +235,7 @@ class Coordinator:
 
     @owner_task
     async def lead_links(self, links: Collection[PartyLink]) -> list[PartyLink]:
-        """Lead links by way of the owner; return those that were not led before."""
+        """Route links through the owner; return the links that were not routed so before."""
         disputes = self._diagnosis.links
         fresh = [link for link in links if not disputes.is_led(link)]
         for link in fresh:

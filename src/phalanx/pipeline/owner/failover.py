@@ -133,7 +133,7 @@ class Failover:
 
     @owner_task
     async def begin_again(self, step: int) -> None:
-        """Let every party keep its roles and forget what was done of the step.
+        """Let every party keep its roles and forget its work on the step.
 
         Raises:
             NoHolderError, PeerLostError: As `recover_roles`, when a party is lost meanwhile.

@@ -95,7 +95,7 @@ class Receiver(DirectionEnd):
         return plain
 
     def check_size(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> None:
-        """Return where a frame has the size of the one that is due: before memory is taken for its tensor.
+        """Check that a frame has the expected size, before memory is allocated for its tensor.
 
         Raises:
             SealError: It has another one; `reason` names the difference.

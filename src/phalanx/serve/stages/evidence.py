@@ -1,6 +1,5 @@
 """The evidence of a verdict on a served stage: written by the owner, and judged again offline by any reader."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -23,7 +22,7 @@ from phalanx.pipeline.evidence.files import (
 )
 from phalanx.pipeline.protocol.messages import PassedOnHeader
 from phalanx.pipeline.protocol.signed import to_signed
-from phalanx.rollouts.evidence import EvidenceDirectory, explain_any_evidence
+from phalanx.rollouts.evidence import EvidenceDirectory, explain_any_evidence, read_format, read_pins
 from phalanx.serve.stages.judgement import PieceRecord, StageBundle, StageVerdict, judge_stage_bundle
 from phalanx.transport import SignedHeader
 
@@ -102,15 +101,8 @@ def explain_served_evidence(path: Path, authority: Path | None, session: str | N
     Raises:
         EvidenceError: Something does not hold: the party that it accuses is not to be convicted.
     """
-    try:
-        record = json.loads(read_bounded(path, MAX_RECORD_BYTES))
-        pem = None if authority is None else authority.read_bytes()
-    except (ValueError, RecursionError):
-        record = None
-    except OSError as exc:
-        raise EvidenceError(f"{authority}: cannot be read ({exc.strerror})") from exc
-    if isinstance(record, dict) and str(record.get("format")).startswith("stages/"):
-        return explain_stage_evidence(path, Pins(pem, session))
+    if read_format(path).startswith("stages/"):
+        return explain_stage_evidence(path, read_pins(authority, session))
     return explain_any_evidence(path, authority, session)
 
 

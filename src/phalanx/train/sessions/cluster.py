@@ -303,7 +303,7 @@ def new_audit_draw(home: RunDirectory, run: StagedRun) -> AuditDraw:
 
 @dataclass(frozen=True)
 class Participants:
-    """The workers of a session, and those that the owner has revoked since the last one.
+    """The workers of a session, and the workers that the owner has revoked since the last session.
 
     Attributes:
         names: Those that take part from the beginning.

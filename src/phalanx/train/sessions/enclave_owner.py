@@ -30,7 +30,7 @@ from phalanx.train.setup.stage_source import BackLibrary
 from phalanx.transport import Endpoint
 
 CHECKED = "checked"
-"""Name under which the enclave tells what was checked of an applied step; no event of the log."""
+"""Name of the enclave's report of the checks of an applied step; not an event of the log."""
 
 Tell = Callable[[SplitMessage], None]
 """Sends the owner of the run a message."""

@@ -262,7 +262,7 @@ class RunHooks:
         self._passed[step] = num_passed
 
     def redo_steps(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Forget what was drawn and judged since a checkpoint of a step: all of it is done again."""
+        """Forget the batches and spikes since a checkpoint of a step: these steps are done again."""
         self._forget_batches(step)
         if self._stability is not None:
             self._stability.load_steps(rows)

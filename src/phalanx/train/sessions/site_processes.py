@@ -55,7 +55,7 @@ class LocalSites:
             process.end_or_kill(_TO_END_S)
 
     def kill_sites(self) -> None:
-        """End them at once; those that still run leave the stacks of their threads in their logs."""
+        """Kill the processes of all sites; a running one first writes the stacks of its threads to its log."""
         for site, process in self._processes.items():
             if process.poll() is None:
                 request_stacks(process.pid, self._directory / f"{site}.log")

@@ -1,4 +1,4 @@
-"""The stages of a run with their parties and memory, as ``--dry-run`` prints them, and what the guard will find."""
+"""The stages of a run with their parties, memory and expected detection, as ``--dry-run`` prints them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -39,7 +39,7 @@ SILENT = ("script", "style", "template")
 
 
 def measure() -> dict[str, Any]:
-    """Compare all extractors; exits where the pages are other ones than those that were labelled."""
+    """Compare all extractors; exits if the pages differ from the labelled ones."""
     pages = [(label, Path(label["page"]).read_bytes()) for label in json.loads(LABELS.read_text(encoding="utf-8"))]
     other = [label["page"] for label, content in pages if hashlib.sha256(content).hexdigest() != label["sha256"]]
     if other:
