@@ -42,7 +42,8 @@ class MachineFact:
     """One line of the check.
 
     Attributes:
-        state: Whether it is as it should be; `bad` is what no run gets along with.
+        about: The checked part of the machine, in a word or two.
+        state: Result of the check; with `bad` no run works.
         advice: Remedy, where there is one.
     """
 

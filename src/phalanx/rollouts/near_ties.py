@@ -109,7 +109,7 @@ class TieSearch:
 
 
 def search_near_ties(model: PolicyModel, request: RolloutRequest, text: Rollout) -> TieSearch:
-    """Look for choices of experts, each within rounding, by which the claims of a text are true.
+    """Search for choices of experts, each within rounding, under which the claims of a text are true.
 
     Guarantees:
         ``excluded`` says that no such choices exist: an honest writer's choices are near ties of a reading that agrees

@@ -76,17 +76,17 @@ def laptop(
     if plan is None and (resume or redo is not None):
         raise _nothing_there(out)
     is_new = plan is None
-    made = None
+    made_rows = None
     if plan is None:
-        plan, made = _plan(question, cut)
+        plan, made_rows = _plan(question, cut)
     _show_plan(plan, cut)
     facts = {"folder": out, "plan": plan.model_dump(mode="json"), "estimates_s": plan.estimates_s}
     if dry_run:
         return Answer({"dry_run": True, **facts})
     if is_new and not yes and sys.stdin.isatty():
         typer.confirm("Start?", default=True, abort=True)
-    if made is not None:
-        make_folder(out, plan, cut, made)
+    if made_rows is not None:
+        make_folder(out, plan, cut, made_rows)
     if prepare:
         print_line(f"{out}: prepared; the same command without --prepare begins")
         return Answer({"prepared": True, **facts})
