@@ -1,4 +1,4 @@
-"""The part of ``phalanx plan`` about what each middle stage of a pipeline learns of the text."""
+"""The part of ``phalanx plan`` about leaks: how much of the text each middle stage of a pipeline learns."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path

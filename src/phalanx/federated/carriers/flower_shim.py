@@ -99,8 +99,8 @@ class FrameRelay:
     def _site_nodes(self) -> dict[str, int]:
         """Return the node of each site.
 
-        Of several it is the one that was there first, so that none can take its place, unless its answers are not the
-        site's: then the others are asked in turn, for a name here is anybody's word, and only frames prove it.
+        If several nodes claim a site, the first keeps it, so that none can take its place, unless its answers are not
+        the site's: then the others are asked in turn, for a name here is anybody's word, and only frames prove it.
         """
         nodes: dict[str, int] = {}
         for node, site in sorted(self._nodes.items(), key=lambda item: self._doubted.get(item[0], -1)):
