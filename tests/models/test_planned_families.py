@@ -61,6 +61,7 @@ SOME = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for 
 """Side by side, with windows, biases, other names, norms of heads, experts: what blocks share is asked of these."""
 
 
+@pytest.mark.quick_cases("*-False", "gemma2-True", "gpt_neox-True")
 @pytest.mark.parametrize(
     ("name", "tied"),
     [
@@ -77,6 +78,7 @@ def test_logits_loss_and_gradients_are_bit_equal_for_every_number_of_stages(cach
         assert_causal_is_whole(source, num_stages)
 
 
+@pytest.mark.quick_cases("gemma2-True-*", "qwen3_moe-True-bf16")
 @pytest.mark.parametrize("precision", ["bf16", "bf16_weights"])
 @pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", SOME)

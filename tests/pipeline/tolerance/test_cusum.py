@@ -73,6 +73,7 @@ def test_every_single_message_of_such_a_liar_passes_the_tolerance():
     assert any(drift is not None for drift in found)
 
 
+@pytest.mark.slow
 def test_honest_noise_raises_no_alarm_in_thousands_of_audits():
     assert audits_until_drift(DriftWatch(KEY), noise(3), 4000) == (None, None)
 
