@@ -104,7 +104,6 @@ def logged(company):
     return sum(len(canonical_json(body)) + _LINE_OVERHEAD for _, body in company.events)
 
 
-@pytest.mark.quick_cases("stray_carry")
 @pytest.mark.parametrize(
     "message",
     [

@@ -54,7 +54,6 @@ def test_honest_parties_with_another_kernel_are_audited_whole_and_not_accused(ma
     company.weights_digest()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rate", [pytest.param("step_audit_rate", marks=pytest.mark.slow), "owner_audit_rate"])
 def test_a_stage_and_a_shadow_with_unlike_kernels_do_not_accuse_each_other(make_company, rate):
     company = make_company(mixed(4, **{rate: 1.0}), {2: EAGER})
@@ -105,6 +104,7 @@ def test_where_there_is_one_class_a_machine_that_later_rounds_otherwise_is_named
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+@pytest.mark.slow
 def test_their_bits_differ_and_the_states_after_an_update_do_not(make_company):
     gradients, states = {}, {}
 

@@ -88,7 +88,6 @@ def test_who_keeps_inputs_from_an_auditor_in_each_step_is_replaced(make_company,
     assert company.clock.awake_seconds() < 4 * PATIENCE_S
 
 
-@pytest.mark.slow
 def test_an_auditor_that_never_asks_for_its_inputs_is_replaced_and_not_its_neighbours(make_company, honest_digest):
     run = default_patience(stages=5, audit_rate=1.0, step_audit_rate=0.0)
     company = make_company(run, {3: withholding(Fetch)})
@@ -98,7 +97,6 @@ def test_an_auditor_that_never_asks_for_its_inputs_is_replaced_and_not_its_neigh
     assert_replaced(company, "worker-3", 3, honest_digest)
 
 
-@pytest.mark.slow
 def test_who_brings_the_owner_each_tensor_only_when_asked_is_replaced(make_company, honest_digest):
     company = make_company(default_patience(), {2: withholding(Activation, lambda sent: sent.receiver == "owner")})
 
