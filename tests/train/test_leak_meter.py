@@ -44,6 +44,7 @@ def run_tiny(tmp_path, quietly):
     return run
 
 
+@pytest.mark.quick_cases("domain")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_curves_stand_beside_the_loss_at_the_interval_and_at_the_end(run_tiny, engine):
     summary, rows = run_tiny(ENGINES[engine] + METER)
