@@ -133,6 +133,7 @@ def gradients_by_hand(run, directory, batch):
     return sums, means
 
 
+@pytest.mark.quick_cases("pipeline")
 @pytest.mark.parametrize("engine", [ALONE, RANKS.format("dp = 1")], ids=["pipeline", "ranks"])
 def test_the_first_step_has_the_weighted_sum_of_gradients_that_are_computed_apart(
     make, quietly, tmp_path, monkeypatch, engine
@@ -187,6 +188,7 @@ def test_each_objective_has_a_curve_its_rows_and_a_validation(make, quietly, tmp
         check_adoption(run.model_copy(update={"objectives": run.objectives[:1]}), PastRun(tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [

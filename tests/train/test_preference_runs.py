@@ -146,6 +146,7 @@ def forged(path):
         save_file(found, path, {"made_of": file.metadata()["made_of"]})
 
 
+@pytest.mark.quick_cases("missing", "forged")
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
@@ -191,6 +192,7 @@ RANKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "layout"), RANKS)
 def test_ranks_learn_what_one_process_learns_under_adamw(make, quietly, tmp_path, kind, layout):
     kept = (*CALM, "checkpoint.every=1", "checkpoint.keep=6")

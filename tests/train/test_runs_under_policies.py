@@ -180,6 +180,7 @@ def test_a_replay_is_held_to_the_policy_from_its_start(run_under, tmp_path):
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.quick_cases("False", "bits3")
 @pytest.mark.parametrize("bits", ["0.0", True, False, [0.0], {"bits": 0}])
 def test_a_summary_with_an_exposure_that_is_no_number_breaks_the_clause(run_under, tmp_path, bits):
     _, run_dir = run_under("")
