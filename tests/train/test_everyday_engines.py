@@ -67,6 +67,7 @@ def test_a_domain_that_was_stopped_decides_as_the_undisturbed_one(load, quietly,
         assert again[key] == whole[key], key
 
 
+@pytest.mark.slow
 def test_a_domain_is_made_longer_in_place(load, quietly, tmp_path):
     more = ("optimizer.schedule=constant", "train.early_stopping-")
     quietly(load(DOMAIN, *more, "train.steps=3"), tmp_path / "run")

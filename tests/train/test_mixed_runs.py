@@ -236,6 +236,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(make, quietly, monkeypatch, 
     assert parts[0] == parts[1]
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_batches_and_a_state_of_other_objectives_is_refused(make, quietly, tmp_path):
     runs = [make(overrides=("train.steps=2", f"train.seed={seed}", "train.validate_every=0")) for seed in (1, 1, 2)]
     for number, run in enumerate(runs):

@@ -109,6 +109,7 @@ def test_an_interrupted_run_reads_its_reference_and_ends_with_the_same_bits(make
     assert "computing the reference" not in resumed["shown"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_ended_while_it_computes_its_reference_goes_on_there(make, quietly, monkeypatch, tmp_path):
     run, compute = make(engine="[parallel]\ndp = 1"), reference._log_probs
     whole = quietly(run, tmp_path / "whole")

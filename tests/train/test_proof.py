@@ -181,6 +181,7 @@ def rounds_events(company, numbers):
         company.engine.settle_last_step()
 
 
+@pytest.mark.slow
 def test_the_log_of_a_site_may_lack_rounds_that_it_took_no_part_in_and_no_step_of_those_that_it_has(make_company):
     company = make_company(GuardConfig(**RATES), plan={"steps_a_round": 2})
     rounds_events(company, (1, 3, 3))
