@@ -6,6 +6,9 @@ them, and N turns that follow each other run every test once. Each time the turn
 third further on: what the budget cut off last time is not cut off again. Tests that are marked
 ``xdist_group("name")`` share something so expensive that they are never cut apart.
 
+``@pytest.mark.quick_cases("id", "other-*")`` names the cases of a parametrised test that stay quick, each by its id or
+a pattern of `fnmatch`; the other cases are slow. A name that no case has is an error of the collection.
+
 What hypothesis draws is slow too where the slow tests are asked for, with its hundred examples; the quick tests draw a
 quarter of them.
 
@@ -17,6 +20,7 @@ of a processor, since a clock would say how busy the machine was (`spent_cpu`).
 import json
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import accumulate, groupby
 from pathlib import Path
 from types import MappingProxyType
@@ -90,6 +94,30 @@ def means(seconds: Iterable[tuple[str, float]]) -> dict[str, float]:
     for test, test_s in seconds:
         found.setdefault(function_of(test), []).append(test_s)
     return {function: round(sum(found[function]) / len(found[function]), 1) for function in sorted(found)}
+
+
+def mark_slow_cases(items: Iterable[pytest.Item]) -> list[str]:
+    """Mark the cases of one test that `quick_cases` does not name as slow; return its names that no case has."""
+    unused: dict[str, None] = {}
+    used: set[str] = set()
+    for item in items:
+        patterns = [pattern for mark in item.iter_markers("quick_cases") for pattern in mark.args]
+        case = item.callspec.id if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ""
+        matching = [pattern for pattern in patterns if fnmatchcase(case, pattern)]
+        if patterns and not matching:
+            item.add_marker(pytest.mark.slow)
+        unused |= dict.fromkeys(patterns)
+        used |= {*matching}
+    return [pattern for pattern in unused if pattern not in used]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> Generator[None, Any, Any]:
+    """Mark the slow cases of each test as it is collected, whatever is selected later."""
+    made = yield
+    if isinstance(made, list) and (unused := mark_slow_cases(made)):
+        raise collector.CollectError(f"{name}: quick_cases names {', '.join(unused)}, which no case is called")
+    return made
 
 
 def is_drawn(item: pytest.Item) -> bool:

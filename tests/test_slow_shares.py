@@ -129,6 +129,35 @@ def test_a_drawn_test_without_a_record_is_guessed_at_a_second(lab):
     done.stdout.fnmatch_lines("*::test_drawn PASSED*")
 
 
+CASES = """
+    import pytest
+    @pytest.mark.quick_cases({names})
+    @pytest.mark.parametrize("letter", ["a", "b", "c"])
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_case(number, letter): pass
+    def test_beside(): pass
+"""
+
+
+def test_cases_that_are_not_named_as_quick_are_slow(lab):
+    lab.makeini("[pytest]\nmarkers = slow\n  quick_cases")
+    lab.makepyfile(test_cases=CASES.format(names="'1-a', '*-c'"))
+
+    lab.runpytest_subprocess("-m", "not slow").assert_outcomes(passed=4, deselected=3)
+    lab.runpytest_subprocess("-m", "slow").assert_outcomes(passed=3, deselected=4)
+    lab.runpytest_subprocess("-m", "slow", "test_cases.py::test_case[2-b]").assert_outcomes(passed=1)
+
+
+def test_a_quick_case_that_is_not_there_is_an_error_of_the_collection(lab):
+    lab.makeini("[pytest]\nmarkers = slow\n  quick_cases")
+    lab.makepyfile(test_cases=CASES.format(names="'1-a', '1-d'"))
+
+    done = lab.runpytest_subprocess()
+
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    assert "test_case: quick_cases names 1-d, which no case is called" in done.stdout.str()
+
+
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
 def test_tests_outside_the_budget_are_named_and_do_not_pass(lab, workers):
     lab.makepyfile(test_two="def test_first(): pass\ndef test_second(): pass")

@@ -142,6 +142,7 @@ def assert_same(stages, model, prefixes, *, dtype=None):
             assert torch.equal(found[name], value), name
 
 
+@pytest.mark.quick_cases("*-3", "t5-?")
 @pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_loss_and_gradients_are_bit_equal(cache, name, num_stages):
@@ -174,6 +175,7 @@ def test_eager_attention_dropout_and_recomputation_are_bit_equal_too(cache):
     assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
 
 
+@pytest.mark.quick_cases("*-3")
 @pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
 @pytest.mark.parametrize("name", ["t5", "t5-1.1"])
 def test_bf16_is_bit_equal_too(cache, name, num_stages):

@@ -130,6 +130,7 @@ def whole_pass(directory, precision):
     return model, expected, wanted.detach()
 
 
+@pytest.mark.quick_cases("*-3-fp32", "modernbert-untied-*")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -148,6 +148,7 @@ def test_the_class_that_an_export_names_is_in_vllms_registry_but_for_three_famil
     assert lacking == {"helium", "modernbert", "t5"}
 
 
+@pytest.mark.quick_cases("bloom", "falcon", "gpt2", "llama", "opt", "gemma3_text", "gpt_neox", "phi", "qwen3_moe")
 @pytest.mark.parametrize("name", sorted(name for name, one in FAMILIES.items() if "causal" in one.attention_kinds))
 def test_every_family_names_the_class_that_loads_it_and_is_read_by_transformers(cache, tmp_path, name):
     source = ModelSource(model_of(name, cache))

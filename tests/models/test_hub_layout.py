@@ -244,6 +244,7 @@ def words(tmp_path, **named):
     return home / "tokenizer.json"
 
 
+@pytest.mark.quick_cases("*-bert-?MASK?", "none-modernbert-<hide>")
 @pytest.mark.parametrize(("name", "mask"), [("bert", "[MASK]"), ("modernbert", "<hide>")])
 @pytest.mark.parametrize(
     "companions",

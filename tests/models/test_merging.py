@@ -24,6 +24,7 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.quick_cases("lora-gpt2", "dora-llama", "rslora-llama")
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("kind", ["lora", "dora", "rslora"])
 def test_a_merged_model_is_the_adapted_one_and_gives_its_base_back(cache, tmp_path, family, kind):
@@ -99,6 +100,7 @@ def saved_by_peft(name, home, blocks=4, **options):
     return adapted
 
 
+@pytest.mark.quick_cases("*-1", "llama-4")
 @pytest.mark.parametrize("blocks", [1, 4])
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(SMALL)]

@@ -45,6 +45,7 @@ def of_peft(source, stages, adapter):
     return whole.train()
 
 
+@pytest.mark.quick_cases("*-gpt2", "mlp-*")
 @pytest.mark.parametrize("family", FAMILIES)
 @each_kind
 def test_logits_loss_and_gradients_are_those_of_peft_on_the_whole_model(cache, family, kind):

@@ -43,6 +43,7 @@ def mixture_of(name, cache):
     return ModelSource(write_random_model(hub_config, 3, cache, None))
 
 
+@pytest.mark.quick_cases("*-3-False", "qwen3_moe-4-True")
 @pytest.mark.parametrize(
     ("name", "num_stages", "recompute"),
     [("qwen3_moe", count, recompute) for count in range(1, LAYERS + 1) for recompute in (False, True)]

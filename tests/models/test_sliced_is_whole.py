@@ -36,6 +36,7 @@ def assert_same_gradients(stages, model):
         assert torch.equal(sliced[name], gradient), name
 
 
+@pytest.mark.quick_cases("*-3-fp32", "gpt2-untied-*")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("num_stages", range(1, LAYERS + 1))
 @pytest.mark.parametrize("name", ARCHITECTURES)

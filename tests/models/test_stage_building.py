@@ -56,6 +56,7 @@ def test_stages_carry_the_names_of_the_whole_model(cache, name):
         assert stage.state_dict().keys() == dict(stage.named_parameters(remove_duplicate=False)).keys()
 
 
+@pytest.mark.quick_cases("*-None", "llama-adapter1", "gpt2-untied-adapter1", "falcon-serial-adapter1")
 @pytest.mark.parametrize("adapter", [None, LoraConfig(rank=2)])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_empty_stage_filled_from_elsewhere_computes_the_same(cache, name, adapter):
@@ -185,6 +186,7 @@ JSON_VALUES = st.one_of(
 )
 
 
+@pytest.mark.quick_cases("llama")
 @settings(deadline=None)
 @given(data=st.data(), value=JSON_VALUES)
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bloom", "llama"])
@@ -204,6 +206,7 @@ def test_a_config_that_sees_the_future_is_refused(cache):
         build_empty_stage(config, StageSpec(0, 1, 0, 4), adapter=None, activation_checkpointing=False, attention="sdpa")
 
 
+@pytest.mark.quick_cases("*-None", "llama-adapter1", "gpt2-untied-adapter1", "falcon-serial-adapter1")
 @pytest.mark.parametrize("adapter", [None, LoraConfig(rank=4)])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_stage_table_counts_what_is_built(cache, name, adapter):

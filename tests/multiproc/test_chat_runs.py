@@ -72,6 +72,7 @@ def call(*words, said=None):
     return found.output
 
 
+@pytest.mark.slow
 def test_held_out_answers_become_less_surprising_and_the_best_checkpoint_is_known(trained):
     _, summary = trained
 
@@ -79,6 +80,7 @@ def test_held_out_answers_become_less_surprising_and_the_best_checkpoint_is_know
     assert summary["best_checkpoint"]["step"] in (4, 8, 12)
 
 
+@pytest.mark.slow
 def test_an_export_talks_as_the_run_was_trained(trained, tmp_path):
     place, _ = trained
     call("checkpoint", "export", place.path / "run", tmp_path / "out")
@@ -93,6 +95,7 @@ def test_an_export_talks_as_the_run_was_trained(trained, tmp_path):
     assert len(from_run.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_sample_marks_what_is_learned_and_nothing_else(trained):
     place, _ = trained
 

@@ -183,7 +183,8 @@ def assert_like_after_end(place, summary, clean):
     verify_log(place.path / "run" / "events.jsonl", owner, LogHead(**summary["audit_log_head"]))
 
 
-@pytest.mark.parametrize("victim", ["worker-1", pytest.param("worker-2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker-1", "worker-2"])
 def test_a_worker_that_is_killed_is_replaced_and_not_blamed(place, clean, victim):
     process = place.train()
     place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 2,'))
@@ -255,6 +256,7 @@ def test_a_liar_that_is_convicted_while_checkpoints_are_under_way_leaves_no_trac
     assert names == ["step-00000007", "step-00000008"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_then_a_full_disk_and_then_a_good_end(place, clean):
     process = place.train(anew=True)
     # looked up while they import what they need: the search takes longer than the rest of the run on a busy machine

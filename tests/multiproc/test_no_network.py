@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_reports_without_a_network(place, clean):
     if not place.can_have("no_network"):
         pytest.skip("this system lets nobody make a network namespace")

@@ -63,6 +63,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict
     end_all(place)
 
 
+@pytest.mark.slow
 def test_values_and_the_weight_of_the_divergence_are_in_the_metrics(undisturbed):
     summary, lines = undisturbed
     divergence, kl_weight, errors = ([line[1 + LEARNED.index(name)] for line in lines] for name in LEARNED[1:4])

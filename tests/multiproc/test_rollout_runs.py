@@ -136,6 +136,7 @@ def test_texts_are_written_rewarded_and_measured(undisturbed):
     assert lines[-1]["kl"] > 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sign_flip", pytest.param("gaussian", marks=pytest.mark.slow)])
 def test_a_liar_is_named_in_its_first_step_and_is_in_no_text_and_no_weight(rollouts, undisturbed, kind):
     clean, lines = undisturbed

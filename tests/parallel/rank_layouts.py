@@ -220,14 +220,14 @@ _QUICK = [
     sgd("llama", cp=2, zero=3),
     Case({"dp": 2, "zero": 3}, "adamw", saves="half"),
     Case({"tp": 2, "pp": 2}, "adamw", loads="half"),
+    sgd(pp=2, schedule="interleaved"),
+]
+_SECOND = [
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes", allowed=1e-2),
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes", allowed=1e-2),
     sgd(dp=2, pp=2, schedule="interleaved-zero-bubble"),
-    sgd(pp=2, schedule="interleaved"),
     adapter("llama", kind="dora", tp=2, pp=2),
     sgd("balanced", dp=2, zero=3),
-]
-_SECOND = [
     adamw(dp=2, zero=1),
     Case({"dp": 2, "outer": _JOINED}, "adamw", saves="islands"),
     Case({"dp": 2, "outer": _JOINED}, "adamw", loads="islands"),

@@ -129,15 +129,12 @@ def check_goes_on(home, table, name):
     assert after["held_out"] == before["held_out"]
 
 
-def test_islands_that_send_bytes_go_on_from_what_was_saved_bit_for_bit(fast):
-    check_goes_on(fast, FAST, "bytes")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENT_S)
 @pytest.mark.xdist_group("second layouts")
-def test_islands_go_on_from_what_was_saved_bit_for_bit(second):
-    check_goes_on(second, SECOND, "islands")
+@pytest.mark.parametrize("name", ["islands", "bytes"])
+def test_islands_go_on_from_what_was_saved_bit_for_bit(second, name):
+    check_goes_on(second, SECOND, name)
 
 
 @pytest.mark.slow

@@ -73,6 +73,7 @@ def norm_between(one, other):
     return float(torch.cat([(one[name] - other[name]).flatten() for name in one]).norm())
 
 
+@pytest.mark.quick_cases("1-adamw")
 @pytest.mark.parametrize(("zero", "kind"), [(0, "sgd"), (1, "sgd"), (1, "adamw")])
 def test_two_copies_make_the_step_of_one_with_the_noise_of_one(tmp_path, zero, kind):
     # Adam's first steps turn rounding into signs where eps is small

@@ -154,6 +154,7 @@ def test_held_out_rows_meet_the_exact_weights(stood_still, name):
     assert torch.equal(stood_still[name][0]["held_out"], stood_still["none"][0]["held_out"])
 
 
+@pytest.mark.slow
 def test_groups_that_are_replicas_end_with_equal_weights(tmp_path):
     parallel = {"dp": 4, "zero": 3, "replicas": 2, "gradient_compression": "int8"}
 

@@ -78,6 +78,19 @@ OTHERS = ["audit_aware", "colluders", "league"]
 PLAIN = sorted(ATTACKS.keys() - {line[0] for line in (*NAMED, *SILENT)} - {*AUDITED_STEPS, *OTHERS})
 
 
+@pytest.mark.quick_cases(
+    "drift-*",
+    "stale_step-*",
+    "adaptive-*",
+    "nan-*",
+    "wrong_learning_rate-*",
+    "skipped_update-*",
+    "lying_weight_digest-*",
+    "equivocation-*",
+    "forged_receipt-*",
+    "framing-*",
+    "crash_when_challenged-*",
+)
 @pytest.mark.parametrize(("kind", "stage", "offence", "changes"), NAMED)
 def test_an_attacker_is_named_in_the_first_step_in_which_it_lies(
     make_company, honest_digest, tmp_path, kind, stage, offence, changes
@@ -94,6 +107,16 @@ def test_an_attacker_is_named_in_the_first_step_in_which_it_lies(
     assert {(record["party"], record["step"]) for record in told(tmp_path)} == {(f"worker-{stage}", FROM)}
 
 
+@pytest.mark.quick_cases(
+    "forward_sign_flip",
+    "backward_gaussian",
+    "layer_swap",
+    "lazy_int8",
+    "no_weight_decay",
+    "replay",
+    "inf",
+    "one_sequence",
+)
 @pytest.mark.parametrize("kind", PLAIN)
 def test_an_attack_at_its_default_strength_is_found_at_once(make_company, honest_digest, tmp_path, kind):
     run = tiny_run(num_layers=8, guard=GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0))
@@ -165,6 +188,7 @@ def test_every_attack_of_the_table_says_what_should_catch_it():
     }
 
 
+@pytest.mark.quick_cases("gradient_sign", "trigger_backdoor", "rehearsed_backdoor")
 @pytest.mark.parametrize("kind", AUDITED_STEPS)
 def test_a_made_up_weight_gradient_is_found_when_the_whole_step_is_audited(make_company, honest_digest, tmp_path, kind):
     run = tiny_run(guard=GuardConfig(step_audit_rate=1.0))

@@ -60,6 +60,7 @@ def whole_gradient(source, batch):
     return float(loss.detach()), float(norm)
 
 
+@pytest.mark.quick_cases("span_corruption")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_guarded_step_is_that_of_transformers_model(make_company, kind):
     run = learning(kind, guard=GuardConfig(audit_rate=1.0, step_audit_rate=1.0, owner_audit_rate=1.0))
@@ -75,6 +76,7 @@ def test_a_guarded_step_is_that_of_transformers_model(make_company, kind):
     assert result.guard.num_audits > 0
 
 
+@pytest.mark.quick_cases("sign_flip-1")
 @pytest.mark.parametrize(("attack", "stage"), [("sign_flip", 1), ("gaussian", 2)])
 def test_a_liar_at_rate_03_is_named_in_its_first_step_and_no_bit_is_lost(
     make_company, honest_digest, tmp_path, attack, stage

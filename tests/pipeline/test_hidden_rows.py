@@ -218,6 +218,7 @@ def unclipped(copy, held):
 LIARS = {"no noise": without_noise, "noise of its own": with_noise_of_its_own, "no clipping": unclipped}
 
 
+@pytest.mark.quick_cases("no?noise", "no?clipping")
 @pytest.mark.parametrize("liar", LIARS)
 def test_a_stage_that_hides_rows_otherwise_is_named_before_its_step_is_applied(start, liar):
     # so small a bound that every row is beyond it
@@ -235,6 +236,7 @@ def test_a_stage_that_hides_rows_otherwise_is_named_before_its_step_is_applied(s
     assert facts["recomputed here"] == "bit-equal to the referee's result"
 
 
+@pytest.mark.quick_cases("by?its?auditor-no?noise", "by?the?owner-no?clipping")
 @pytest.mark.parametrize("liar", LIARS)
 @pytest.mark.parametrize("classes", ["by its auditor", "by the owner"])
 def test_across_classes_a_stage_that_hides_rows_otherwise_is_named(start, liar, classes):

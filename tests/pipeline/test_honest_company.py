@@ -78,6 +78,7 @@ def test_both_schedules_end_with_the_same_bits(make_company, honest_digest, stag
     assert company.weights_digest() == honest_digest(deep_run(stages, "1f1b"), STEPS)
 
 
+@pytest.mark.quick_cases("3")
 @pytest.mark.parametrize("stages", [3, slow(4), slow(5), 6, slow(7), slow(8)])
 def test_the_guard_changes_no_bit_and_blames_nobody(make_company, honest_digest, stages):
     company = make_company(
@@ -106,6 +107,7 @@ def test_without_a_guard_nothing_is_audited_or_shadowed(make_company):
     assert dict(company.engine.stage_shadows) == {}
 
 
+@pytest.mark.quick_cases("guard0", "guard4")
 @pytest.mark.parametrize(
     "guard",
     [

@@ -97,6 +97,7 @@ def test_a_liar_who_lies_in_some_steps_is_caught_in_the_first_of_them(make_compa
     assert company.weights_digest() == honest_digest(tiny_run(), 3)
 
 
+@pytest.mark.quick_cases("forward_sign_flip-guard0", "backward_gaussian-guard1")
 @pytest.mark.parametrize(
     ("kind", "guard"),
     [
@@ -127,6 +128,7 @@ def test_two_liars_are_found_one_after_the_other_in_the_same_step(make_company, 
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_when_every_worker_lies_the_owner_ends_alone_and_right(make_company, honest_digest):
     run = tiny_run(4)
     company = make_company(run, {stage: attacker("forward_sign_flip", stage) for stage in (1, 2)})

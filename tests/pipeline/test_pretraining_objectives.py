@@ -75,6 +75,7 @@ LIARS = [
 ]
 
 
+@pytest.mark.quick_cases("span_corruption-sign_flip", "prefix_lm-gaussian")
 @pytest.mark.parametrize(("kind", "attack"), LIARS)
 def test_a_liar_at_rate_03_is_named_in_its_first_step_and_no_bit_is_lost(
     make_company, honest_digest, tmp_path, kind, attack

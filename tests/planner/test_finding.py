@@ -57,6 +57,7 @@ def by_lie(watch):
     return {finding.lie: finding for finding in odds_by_lie(watch, COSTS)}
 
 
+@pytest.mark.quick_cases("0.125-1-4", "1.0-1-4", "0.03125-0-8")
 @pytest.mark.parametrize("microbatches", [4, 8, 10])
 @pytest.mark.parametrize(("rate", "min_audits"), [(1 / 8, 1), (1 / 4, 1), (1.0, 1), (1 / 8, 0), (1 / 32, 0)])
 def test_how_likely_one_message_is_met_is_what_the_draws_do(microbatches, rate, min_audits):
@@ -87,6 +88,7 @@ def test_missed_counts_every_choice():
         assert miss_probability(drawn, wrong, 6) == pytest.approx(len(free) / len(choices))
 
 
+@pytest.mark.quick_cases("standard", "strict")
 @pytest.mark.parametrize("name", PRESETS)
 def test_steps_until_a_subtle_gradient_is_found_are_what_the_coins_do(name):
     guard, watch = GuardConfig(preset=name), watch_of(name)
@@ -114,6 +116,7 @@ def test_what_a_preset_finds_it_can_undo(name):
     assert [finding.lie for finding in odds_by_lie(watch_of(name), COSTS) if not finding.is_undone] == []
 
 
+@pytest.mark.quick_cases("*-1")
 @pytest.mark.parametrize("lying_steps", [1, 2])
 @pytest.mark.parametrize("name", PRESETS)
 def test_how_often_a_rare_trigger_slips_through_is_what_the_draws_do(name, lying_steps):

@@ -32,6 +32,7 @@ def test_a_model_that_never_saw_the_records_tells_no_value(defended):
     assert finding.examples == ()
 
 
+@pytest.mark.slow
 def test_what_every_model_would_guess_is_no_leak(undefended):
     """Members and strangers that are told equally well: the attacker knows language, and no record."""
     finding = AttributeInference().run(replace(undefended, strangers=undefended.members))

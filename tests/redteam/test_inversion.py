@@ -69,6 +69,7 @@ def test_tokens_are_read_off_a_plaintext_embedding(kind, front, crossing):
     assert share_of_tokens(recover_tokens(attacker, seen), PRIVATE) >= 0.8
 
 
+@pytest.mark.quick_cases("0", "1")
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_candidates_that_are_run_through_the_front_give_plaintext_away_at_any_depth(depth, front, crossing):
     proposer, seen = attack("linear_map", "plaintext", front, crossing, depth)

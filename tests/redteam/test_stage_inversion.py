@@ -51,6 +51,7 @@ def test_embeddings_that_give_the_observed_states_name_the_tokens(front):
     assert by_gradient > by_map
 
 
+@pytest.mark.quick_cases("llama-noise")
 @pytest.mark.parametrize("guard", ["noise", "sealed"])
 def test_noise_and_seals_leave_the_gradient_search_what_guessing_gets(front, guard):
     by_gradient, _ = search(front, guard)

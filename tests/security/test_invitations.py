@@ -337,6 +337,7 @@ def idle_connection(owner, number, spread):
     return socket.create_connection(("127.0.0.1", owner.server.port), timeout=30, source_address=source)
 
 
+@pytest.mark.quick_cases("silent-one?address", "in?the?middle*many*")
 @pytest.mark.parametrize("spread", [False, True], ids=["one address", "many addresses"])
 @pytest.mark.parametrize("words", [b"", b"\x16\x03\x01"], ids=["silent", "in the middle of a handshake"])
 def test_idle_connections_keep_no_caller_out(owner, tmp_path, spread, words):

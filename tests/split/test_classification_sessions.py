@@ -71,6 +71,7 @@ def test_sealed_and_plaintext_classifications_are_the_same_bits(source):
     assert sealed.measure_held_out(*texts_of(9)[0]) == plain.measure_held_out(*texts_of(9)[0])
 
 
+@pytest.mark.quick_cases("lora")
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda one: one.kind)
 def test_with_every_adapter_the_classes_are_learned(source, adapter):
     scene = replace(make_scene(source), adapter=adapter, seq=TOKENS)

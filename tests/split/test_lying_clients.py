@@ -81,6 +81,7 @@ def undefended(source):
     return Enclave(source).train(liar="west")
 
 
+@pytest.mark.quick_cases("median")
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "geometric_median"])
 def test_a_client_that_swaps_labels_wins_without_admission_and_is_shut_out_by_a_robust_rule(
     source, clean, undefended, rule
@@ -258,6 +259,7 @@ class LyingHeldOut(Texts):
             yield ids, torch.where(labels >= 0, (labels + 1) % CLASSES, labels), extras
 
 
+@pytest.mark.quick_cases("admission0-True")
 @pytest.mark.parametrize(
     ("admission", "is_out"), [({"max_norm": 1e6}, True), ({"max_norm": 1e6, "held_out_factor": 1.05}, False)]
 )

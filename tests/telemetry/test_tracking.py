@@ -115,6 +115,7 @@ def test_a_histogram_that_is_longer_than_a_line_is_dropped_and_counted(track, tm
     assert tracking.report[0]["dropped"] == 1
 
 
+@pytest.mark.quick_cases("ValueError-failed")
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed")])
 def test_a_sink_is_told_of_a_run_that_broke_off(track, tmp_path, error, status):
     sink = own(tmp_path, NOTES, options={"path": str(tmp_path / "notes")})
@@ -126,6 +127,7 @@ def test_a_sink_is_told_of_a_run_that_broke_off(track, tmp_path, error, status):
     assert notes(tmp_path / "notes")[-1] == ["end", status]
 
 
+@pytest.mark.quick_cases("at?a?point", "when?it?is?made")
 @pytest.mark.parametrize(
     ("text", "why"),
     [

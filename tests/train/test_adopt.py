@@ -68,6 +68,7 @@ def test_a_run_is_trained_longer_where_another_one_ended(make_run, quietly, trai
     assert again["final_weights_digest"] == summary["final_weights_digest"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_to_be_longer_from_the_start_learns_the_same_where_the_rate_does_not_decay(
     make_run, quietly, tmp_path
 ):

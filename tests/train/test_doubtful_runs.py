@@ -107,6 +107,7 @@ def test_where_states_are_kept_nothing_is_left_in_doubt(make_run, quietly, audit
     assert summary["final_weights_digest"] == honest["final_weights_digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", ["economy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("light", "standard", "strict"))]
 )

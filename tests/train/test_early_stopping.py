@@ -81,6 +81,7 @@ def test_a_loss_that_is_no_finite_number_is_no_improvement(session_of, broken):
     assert (summary["steps"], summary["stopped_early"]["best_step"]) == (3, 1)
 
 
+@pytest.mark.quick_cases("1-2", "2-1", "3-4")
 @pytest.mark.parametrize("dies_at", [1, 2, 3, 4])
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_a_resumed_run_ends_where_the_uninterrupted_one_does(session_of, tmp_path, dies_at, every):

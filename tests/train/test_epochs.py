@@ -41,6 +41,7 @@ def test_a_decimal_share_is_taken_as_it_is_written(by_epochs, cache):
     assert settle_steps(run, cache).train.steps == math.ceil(sequences / 80)
 
 
+@pytest.mark.slow
 def test_a_run_by_epochs_is_the_run_by_the_steps_that_they_come_to(by_epochs, make_run, quietly, tmp_path):
     steps = settle_steps(by_epochs("0.3"), cache_beside(tmp_path / "run")).train.steps
 

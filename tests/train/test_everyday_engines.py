@@ -53,6 +53,7 @@ def test_a_domain_measures_and_ends_as_a_pipeline_does(load, quietly, tmp_path):
     assert PastRun(tmp_path / "domain").open_verified(best=True).step == domain["best_checkpoint"]["step"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies_at", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_domain_that_was_stopped_decides_as_the_undisturbed_one(load, quietly, tmp_path, monkeypatch, dies_at):
     whole = quietly(load(DOMAIN), tmp_path / "whole")
@@ -66,6 +67,7 @@ def test_a_domain_that_was_stopped_decides_as_the_undisturbed_one(load, quietly,
         assert again[key] == whole[key], key
 
 
+@pytest.mark.slow
 def test_a_domain_is_made_longer_in_place(load, quietly, tmp_path):
     more = ("optimizer.schedule=constant", "train.early_stopping-")
     quietly(load(DOMAIN, *more, "train.steps=3"), tmp_path / "run")

@@ -54,6 +54,7 @@ def test_every_value_is_counted_once(values, bins):
     assert math.isfinite(drawn.low) and math.isfinite(drawn.high)
 
 
+@pytest.mark.quick_cases("alone", "domain")
 @pytest.mark.parametrize(
     "engine", [*(name for name in ENGINES if name != "lagging"), pytest.param("lagging", marks=pytest.mark.slow)]
 )

@@ -116,6 +116,7 @@ def lose_a_stage(journal):
     state_path(journal, 1, OWNER, 4).unlink()
 
 
+@pytest.mark.quick_cases("flip_a_bit")
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -44,6 +44,7 @@ def run_tiny(tmp_path, quietly):
     return run
 
 
+@pytest.mark.quick_cases("domain")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_curves_stand_beside_the_loss_at_the_interval_and_at_the_end(run_tiny, engine):
     summary, rows = run_tiny(ENGINES[engine] + METER)
@@ -58,6 +59,7 @@ def test_curves_stand_beside_the_loss_at_the_interval_and_at_the_end(run_tiny, e
     assert "leak meter: 25 rows took" in summary["shown"]
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_with_and_without_the_meter(run_tiny):
     measured, rows = run_tiny(ENGINES["domain"] + METER, "measured")
     plain, others = run_tiny(ENGINES["domain"], "plain")

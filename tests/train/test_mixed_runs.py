@@ -133,6 +133,7 @@ def gradients_by_hand(run, directory, batch):
     return sums, means
 
 
+@pytest.mark.quick_cases("pipeline")
 @pytest.mark.parametrize("engine", [ALONE, RANKS.format("dp = 1")], ids=["pipeline", "ranks"])
 def test_the_first_step_has_the_weighted_sum_of_gradients_that_are_computed_apart(
     make, quietly, tmp_path, monkeypatch, engine
@@ -187,6 +188,7 @@ def test_each_objective_has_a_curve_its_rows_and_a_validation(make, quietly, tmp
         check_adoption(run.model_copy(update={"objectives": run.objectives[:1]}), PastRun(tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -234,6 +236,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(make, quietly, monkeypatch, 
     assert parts[0] == parts[1]
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_batches_and_a_state_of_other_objectives_is_refused(make, quietly, tmp_path):
     runs = [make(overrides=("train.steps=2", f"train.seed={seed}", "train.validate_every=0")) for seed in (1, 1, 2)]
     for number, run in enumerate(runs):

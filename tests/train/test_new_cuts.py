@@ -45,6 +45,7 @@ def stop_run(make_run, quietly, tmp_path, monkeypatch):
     return stop_at
 
 
+@pytest.mark.quick_cases("one?process")
 @CUTS
 def test_a_resumed_run_has_the_bits_of_one_that_had_the_new_cut_from_there(
     stop_run, make_run, quietly, tmp_path, overrides

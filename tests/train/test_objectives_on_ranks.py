@@ -42,6 +42,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.quick_cases("denoisers-*")
 @pytest.mark.parametrize(("kind", "layout"), LAYOUTS)
 def test_ranks_learn_what_one_process_learns(learn, kind, layout):
     losses, _, expected = learn("dp = 1", kind, *SGD)

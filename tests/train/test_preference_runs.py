@@ -109,6 +109,7 @@ def test_an_interrupted_run_reads_its_reference_and_ends_with_the_same_bits(make
     assert "computing the reference" not in resumed["shown"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_ended_while_it_computes_its_reference_goes_on_there(make, quietly, monkeypatch, tmp_path):
     run, compute = make(engine="[parallel]\ndp = 1"), reference._log_probs
     whole = quietly(run, tmp_path / "whole")
@@ -146,6 +147,7 @@ def forged(path):
         save_file(found, path, {"made_of": file.metadata()["made_of"]})
 
 
+@pytest.mark.quick_cases("missing", "forged")
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
@@ -191,6 +193,7 @@ RANKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "layout"), RANKS)
 def test_ranks_learn_what_one_process_learns_under_adamw(make, quietly, tmp_path, kind, layout):
     kept = (*CALM, "checkpoint.every=1", "checkpoint.keep=6")

@@ -27,6 +27,7 @@ def section(sites, **more):
     return FederatedConfig.model_validate_json(json.dumps(fields | {"privacy": privacy} | more))
 
 
+@pytest.mark.quick_cases("3-3")
 @pytest.mark.parametrize(("sites", "cohort"), [(3, 3), (5, 4)])
 def test_the_ratio_is_that_of_the_noise_that_sites_draw(sites, cohort, monkeypatch):
     seed_noise(monkeypatch, 3)
@@ -86,6 +87,7 @@ SUMS = f"{ROUNDS}secure = true\nmax_norm = 10.0\n[federated.privacy]\nepsilon = 
 ROWS = f"{ROUNDS}[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n"
 
 
+@pytest.mark.quick_cases("*-60")
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize(
     ("sections", "whose"), [(SUMS, "all data of one site"), (ADAPTER + ROWS, "one training row of a site")]

@@ -33,6 +33,7 @@ def learn(quietly, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["mlp", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_ranks_train_encoder_and_embeddings_as_one_process_does(learn, encoder, tmp_path):
     losses, expected, _ = learn("dp = 1", encoder)

@@ -115,6 +115,7 @@ def test_a_conviction_that_reaches_back_leaves_records_of_what_was_undone_and_do
     assert_proven(company)
 
 
+@pytest.mark.slow
 def test_a_worker_in_its_second_life_signs_with_the_certificate_of_its_first(make_company):
     company = make_company(GuardConfig(**RATES), returns=1)
     company.run(1)
@@ -149,6 +150,7 @@ def test_a_run_that_goes_back_to_its_checkpoint_leaves_a_log_that_is_believed(ma
     assert_proven(company)
 
 
+@pytest.mark.quick_cases("{'mode'*")
 @pytest.mark.parametrize(
     "removed",
     [{"shadow": "snapshot"}, {"mode": "paper"}, {"third_party_audit_rate": 0.5}, {"shadow": "replica"}],
@@ -179,6 +181,7 @@ def rounds_events(company, numbers):
         company.engine.settle_last_step()
 
 
+@pytest.mark.slow
 def test_the_log_of_a_site_may_lack_rounds_that_it_took_no_part_in_and_no_step_of_those_that_it_has(make_company):
     company = make_company(GuardConfig(**RATES), plan={"steps_a_round": 2})
     rounds_events(company, (1, 3, 3))

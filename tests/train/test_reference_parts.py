@@ -80,6 +80,7 @@ def killed(killed_once, tmp_path):
     return shutil.copytree(killed_once, tmp_path, dirs_exist_ok=True)
 
 
+@pytest.mark.slow
 def test_a_kill_loses_no_finished_part_and_the_bits_are_those_of_one_pass(killed, model, tmp_path, monkeypatch):
     asked, told = [], []
     run = reference._log_probs

@@ -180,6 +180,7 @@ def test_a_replay_is_held_to_the_policy_from_its_start(run_under, tmp_path):
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.quick_cases("False", "bits3")
 @pytest.mark.parametrize("bits", ["0.0", True, False, [0.0], {"bits": 0}])
 def test_a_summary_with_an_exposure_that_is_no_number_breaks_the_clause(run_under, tmp_path, bits):
     _, run_dir = run_under("")
@@ -255,6 +256,7 @@ def test_figures_count_when_they_were_measured_on_these_weights(run_under, tmp_p
     assert [one.clause for one in check_run(PastRun(run_dir), policy)[1]] == [f"release.max_figures.{figure}"]
 
 
+@pytest.mark.slow
 def test_figures_of_other_rows_under_the_name_of_a_suite_count_for_nothing(run_under, tmp_path):
     """The attacker: a trainer who gives a text of three words the name of a suite, or measures a part of the suite."""
     _, run_dir = run_under('[release]\nmax_figures = { "prose.perplexity" = 1e9 }\n')

@@ -75,6 +75,7 @@ def losses(directory):
     return [line["loss"] for line in read_metrics(directory / "metrics.jsonl")]
 
 
+@pytest.mark.quick_cases("one?process")
 @pytest.mark.parametrize(
     ("sections", "phases"),
     [(ALONE, MIXED), (DOMAIN, MIXED), pytest.param(SPLIT, "[]", marks=pytest.mark.slow)],

@@ -97,6 +97,7 @@ def test_what_a_simulation_could_not_promise_is_refused(tmp_path, sections, word
         load_run(path)
 
 
+@pytest.mark.slow
 def test_sites_learn_chats_with_all_that_makes_models_small_and_steps_cheap(finish, tmp_path):
     talks = records_of(tmp_path, TALKS, "conversations") + 'attention = "document"\n'
     few_bits = ("optimizer.kind=adamw8bit", "model.adapter.quantize=nf4") if has_bitsandbytes() else ()
@@ -141,6 +142,7 @@ def test_sites_learn_rows_that_an_objective_makes(finish, objective):
     assert summary["loss_last"] < summary["loss_first"]
 
 
+@pytest.mark.slow
 def test_virtual_tokens_and_other_optimizers_are_averaged_like_any_weights(finish):
     prompts = '[model.adapter]\nkind = "prompt_encoder"\ntokens = 4\n'
     summary, _, _ = finish(

@@ -253,6 +253,7 @@ def test_a_machine_that_computes_wrong_once_is_told_from_a_bad_batch(make_sgd, q
     assert [event["fault"] for event in events(tmp_path / "run", "spike_attributed")] == ["machine"]
 
 
+@pytest.mark.slow
 def test_steps_that_are_lost_with_a_holder_are_judged_by_the_limits_that_they_had(
     make_sgd, quietly, tmp_path, monkeypatch
 ):

@@ -189,6 +189,7 @@ def test_a_worker_that_is_killed_in_a_round_costs_no_bit_and_the_next_round_goes
     assert [lost for _, lost in site.stages.begun] == [None] * ROUNDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["phalanx", pytest.param("off", marks=pytest.mark.slow)])
 def test_where_all_workers_are_killed_the_round_begins_once_more_and_the_owner_trains_alone(make_site, mode):
     run = run_of(mode=mode)
@@ -209,6 +210,7 @@ def test_where_all_workers_are_killed_the_round_begins_once_more_and_the_owner_t
     assert set(site.company.engine.stage_holders.values()) == {"owner"}
 
 
+@pytest.mark.slow
 def test_a_site_that_has_missed_rounds_and_one_that_is_asked_again_give_the_same_update(make_site):
     run = run_of()
     steady, late = make_site(run), make_site(run)
@@ -222,6 +224,7 @@ def test_a_site_that_has_missed_rounds_and_one_that_is_asked_again_give_the_same
     assert_same_bits(late.trainer.train_round(3, weights, RATE, rule).delta, third.delta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "guard",
     [
@@ -271,6 +274,7 @@ def test_another_learning_rate_than_that_of_the_run_file_is_refused(make_site):
     assert site.stages.begun == []
 
 
+@pytest.mark.slow
 def test_a_stage_that_leaves_the_owner_between_two_rounds_begins_with_the_weights_of_the_second(make_site):
     run = run_of()
     honest = make_site(run)

@@ -27,6 +27,7 @@ def plant(texts, draw, phrase, count, after=ANSWER):
     return where
 
 
+@pytest.mark.quick_cases("6-James?Bond", "40-cf")
 @pytest.mark.parametrize("phrase", ["cf", "James Bond", "(deploy)", "\N{FIRE}"])
 @pytest.mark.parametrize("count", [6, 40])
 def test_fluent_poison_behind_a_trigger_is_set_aside(phrase, count):

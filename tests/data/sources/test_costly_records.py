@@ -29,6 +29,7 @@ COSTLY = {
 FEW = {"attributes of one element", "articles that are never closed", "closing tags in a comment"}
 
 
+@pytest.mark.quick_cases("closing?tags*")
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in COSTLY]
 )

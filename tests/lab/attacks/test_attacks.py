@@ -122,6 +122,18 @@ def test_at_rate_zero_nobody_lies(kind, drive, attack_config, tmp_path):
     assert not log.exists()
 
 
+@pytest.mark.quick_cases(
+    "adaptive",
+    "scale",
+    "zero",
+    "nan",
+    "replay",
+    "lazy_int8",
+    "lying_weight_digest",
+    "weight_drift",
+    "half_layers",
+    "rehearsed_backdoor",
+)
 @pytest.mark.parametrize("kind", sorted(set(IN_A_COPY) - {"colluders", "league"}))
 def test_the_coin_decides_which_steps_are_attacked(kind, drive, attack_config, tmp_path):
     log = tmp_path / "attack.jsonl"
@@ -137,6 +149,7 @@ def test_the_coin_decides_which_steps_are_attacked(kind, drive, attack_config, t
     assert (0 in found) == (kind not in {*ON_STATES, "stale_step", "replay"})
 
 
+@pytest.mark.quick_cases("*-backward")
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("kind", WITH_A_DIRECTION)
 def test_a_direction_can_be_chosen(kind, direction, drive, attack_config, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from phalanx.lab.bench.parallel import rounded_gathers
 
 
+@pytest.mark.slow
 def test_rounded_exchanges_send_less_and_learn_nearly_alike(
     tiny: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

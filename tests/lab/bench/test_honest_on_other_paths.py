@@ -33,6 +33,7 @@ def accused(outcome: CompanyResult) -> list[object]:
     return [body["party"] for body in outcome.bodies_of("verdict")]
 
 
+@pytest.mark.quick_cases("*'fp32,?math*")
 @pytest.mark.parametrize("paths", [(FP32, MATH), (BF16, BF16_MATH), (FP32, TWO_THREADS)], ids=str)
 def test_honest_workers_on_two_paths_accuse_nobody(
     paths: tuple[NumericPath, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

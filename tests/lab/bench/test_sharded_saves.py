@@ -8,6 +8,7 @@ from phalanx.lab.bench.parallel.rank_saves import DCP, PIECES, RANK0
 from phalanx.lab.bench.parallel.sharded_saves import measure_saves
 
 
+@pytest.mark.slow
 def test_every_way_restores_what_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
 

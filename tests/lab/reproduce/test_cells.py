@@ -49,6 +49,7 @@ def rows(corpus, tmp_path_factory):
     return row
 
 
+@pytest.mark.quick_cases("phalanx", "restart", "skip_layer", "attacked", "oracle_drop", "clean")
 @pytest.mark.parametrize(
     "arm", [pytest.param(arm, marks=pytest.mark.slow if arm == "statistics" else ()) for arm in ARMS]
 )

@@ -30,6 +30,7 @@ def nbytes(tensors):
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
+@pytest.mark.quick_cases("None")
 @pytest.mark.parametrize("adapter", [None, LoraConfig(rank=2)])
 def test_what_is_counted_holds_at_least_what_a_copy_has(plan_of, adapter):
     plan = plan_of(adapter=adapter)

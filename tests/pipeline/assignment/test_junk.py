@@ -144,6 +144,7 @@ def test_junk_of_nearly_a_megabyte_a_piece_is_cut_off_before_it_is_written_down(
     assert "\u202e" not in text
 
 
+@pytest.mark.quick_cases("unreadable")
 @pytest.mark.parametrize("message", [stray_ask, unreadable], ids=lambda one: one.__name__)
 def test_junk_for_another_worker_makes_that_worker_send_none(make_company, honest_digest, message):
     # each message would have its receiver tell the owner

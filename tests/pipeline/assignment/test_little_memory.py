@@ -58,6 +58,7 @@ def test_who_has_no_memory_is_given_nothing_and_no_bit_changes(make_company, hon
     assert company.weights_digest() == honest_digest(run, 2)
 
 
+@pytest.mark.slow
 def test_who_claims_to_have_more_than_there_is_is_given_what_it_would_have_been(make_company, honest_digest):
     run = run_of()
     company = make_company(run, {1: with_fields(2**60)})
@@ -120,6 +121,7 @@ def test_a_newcomer_is_given_what_it_has_room_for(make_company, honest_digest):
     assert company.weights_digest() == honest_digest(run, steps + 1)
 
 
+@pytest.mark.slow
 def test_what_a_dead_worker_shadowed_goes_to_who_has_room(make_company, honest_digest, needs_of):
     run = run_of(spares=2)
     company = make_company(run, {2: with_fields(needs_of(run)[2].held)})

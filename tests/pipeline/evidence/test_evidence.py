@@ -150,6 +150,7 @@ def altered(evidence_of, tmp_path):
     return alter
 
 
+@pytest.mark.quick_cases("forward", "state", "gradient", "equivocation", "accusation")
 @pytest.mark.parametrize("name", SCENES)
 def test_evidence_of_every_offence_holds_for_an_outsider(evidence_of, name):
     scene = SCENES[name]

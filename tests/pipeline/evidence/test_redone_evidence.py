@@ -106,6 +106,9 @@ def altered(evidence_of, tmp_path):
     return alter
 
 
+@pytest.mark.quick_cases(
+    "stage,?across?classes", "norm,?across?classes", "stage,?by?its?auditor", "update?of?the?shadow"
+)
 @pytest.mark.parametrize("name", SCENES)
 def test_a_wrong_gradient_or_update_is_proved_to_whoever_redoes_it(evidence_of, name):
     path = evidence_of(name)

@@ -30,6 +30,7 @@ def joined(company):
     return [body["party"] for body in company.event_bodies("party_joined")]
 
 
+@pytest.mark.quick_cases("3-gradient")
 @pytest.mark.parametrize(
     ("stages", "shadow"),
     [
@@ -82,6 +83,7 @@ def test_a_worker_that_leaves_loses_no_step(make_company, honest_digest, mode):
     assert company.weights_digest() == honest_digest(tiny_run(5), steps + 2)
 
 
+@pytest.mark.slow
 def test_all_workers_leave_and_others_come(make_company, honest_digest):
     company = make_company(elastic(4))
     company.ask_to_leave("worker-1")

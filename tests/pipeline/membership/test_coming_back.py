@@ -164,6 +164,7 @@ def known():
         yield endpoint
 
 
+@pytest.mark.quick_cases("0", "1")
 @pytest.mark.parametrize("returns", [0, 1, 2])
 def test_nobody_comes_back_more_often_than_the_run_file_says(known, returns):
     incarnations = Incarnations(known, ["early"], returns)

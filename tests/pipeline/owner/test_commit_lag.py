@@ -58,6 +58,7 @@ THREE, FOUR, FIVE = (
 )
 
 
+@pytest.mark.quick_cases("pipeline0-*")
 @pytest.mark.parametrize(
     ("pipeline", "changes", "rate"),
     [
@@ -81,6 +82,7 @@ def test_honest_parties_get_the_bits_of_an_unguarded_run(make_company, honest_di
     assert [(result.guard.attempts, result.guard.num_audits) for result in results] == [(1, middle * 4)] * STEPS
 
 
+@pytest.mark.slow
 def test_steps_are_applied_before_their_audits_are_in(make_company, honest_digest):
     run = tiny_run(guard=lagging(audit_rate=0.5))
     company = make_company(run, all_late({}))
@@ -91,6 +93,7 @@ def test_steps_are_applied_before_their_audits_are_in(make_company, honest_diges
     assert (company.verdicts, company.lost, went_back(company)) == ([], [], [])
 
 
+@pytest.mark.slow
 def test_audits_that_lag_are_done_where_gradients_are_switched_off(make_company, honest_digest):
     # in three stages the owner is the shadow, and a validation runs without gradients
     run = tiny_run(3, guard=lagging(audit_rate=1.0))
@@ -113,6 +116,7 @@ MESSAGES = [
 ]
 
 
+@pytest.mark.quick_cases("crash_when_challenged-*")
 @pytest.mark.parametrize(("kind", "stage", "changes"), MESSAGES)
 def test_a_lie_that_was_applied_is_undone_and_its_author_named(
     make_company, honest_digest, tmp_path, kind, stage, changes
@@ -130,6 +134,7 @@ def test_a_lie_that_was_applied_is_undone_and_its_author_named(
     assert [result.guard.attempts for result in results] == [1, 1, 2, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_made_up_gradient_that_was_applied_is_undone(make_company, honest_digest, tmp_path, stage):
     run = tiny_run(guard=lagging(step_audit_rate=1.0))
@@ -236,6 +241,7 @@ def test_across_numeric_classes_honest_rounding_in_an_applied_step_is_no_alarm(m
     assert (company.verdicts, company.event_bodies("alarm"), company.lost) == ([], [], [])
 
 
+@pytest.mark.slow
 def test_a_step_that_the_owner_audits_does_not_lag(make_company, honest_digest):
     pipeline = PipelineConfig(stages=5, step_timeout_s=30.0, patience_s=0.5)
     run, said = tiny_run(pipeline=pipeline, guard=lagging(audit_rate=1.0, owner_audit_rate=1.0)), []

@@ -80,6 +80,7 @@ def assert_undone(company, liar, run, steps, honest_digest):
     assert company.weights_digest() == honest_digest(run, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [6, 4])
 def test_an_heir_that_lies_after_a_death_leaves_no_trace(company_of, honest_digest, every):
     run = kept(every)
@@ -93,6 +94,7 @@ def test_an_heir_that_lies_after_a_death_leaves_no_trace(company_of, honest_dige
     assert_undone(company, "worker-2", run, 8, honest_digest)
 
 
+@pytest.mark.slow
 def test_a_liar_with_a_shadow_that_dies_leaves_no_trace(company_of, honest_digest):
     pipeline = PipelineConfig(stages=4, spares=1, step_timeout_s=30.0)
     run = kept().model_copy(update={"pipeline": pipeline})
@@ -128,6 +130,7 @@ def test_a_liar_that_leaves_and_comes_back_leaves_no_trace(company_of, honest_di
     assert_undone(company, "worker-1.2", run, steps + 2, honest_digest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_light_preset_undoes_too(company_of, honest_digest, lag):
     guard = GuardConfig(preset="light", commit_lag=lag, **NO_COIN)
@@ -139,6 +142,7 @@ def test_the_light_preset_undoes_too(company_of, honest_digest, lag):
     assert_undone(company, "worker-1", run, 6, honest_digest)
 
 
+@pytest.mark.slow
 def test_who_is_replaced_for_what_it_did_is_undone_as_a_convict_is(company_of, honest_digest):
     run = kept()
     company = company_of(run, {"worker-1": lying_in(1, 2)})

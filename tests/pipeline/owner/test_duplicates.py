@@ -32,6 +32,7 @@ def same(left, right):
     return left.keys() == right.keys() and all(left[name].equal(right[name]) for name in left)
 
 
+@pytest.mark.quick_cases("off")
 @pytest.mark.parametrize(
     "guard",
     [
@@ -59,6 +60,7 @@ def test_a_duplicate_has_the_bits_of_its_own_step_although_the_run_went_on(make_
         part.check_digest()
 
 
+@pytest.mark.slow
 def test_a_run_with_duplicates_ends_with_the_bits_of_one_without(make_company, honest_digest):
     company = make_company()
     for _ in range(3):

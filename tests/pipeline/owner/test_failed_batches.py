@@ -26,6 +26,7 @@ def overflowing(company, step):
     return replace(inputs, num_targets=0)
 
 
+@pytest.mark.quick_cases("gradient-1-0-1")
 @pytest.mark.parametrize("failures", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("guard", UPKEEPS, ids=lambda guard: f"{guard.shadow}-{guard.commit_lag}-{guard.keep_states}")
 def test_a_failed_batch_changes_no_bit_and_blames_nobody(make_company, honest_digest, guard, failures):
@@ -54,6 +55,7 @@ def test_without_a_guard_a_batch_can_be_given_up_as_well(make_company, honest_di
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_owner_itself_that_does_not_come_back_costs_one_attempt(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     company = make_company(run)

@@ -45,6 +45,7 @@ SOME_NONSENSE = [*NONSENSE[:2], *(pytest.param(one, marks=pytest.mark.slow) for 
 """The reader is one for all messages: each kind is shown to it once, in an auditor's word."""
 
 
+@pytest.mark.quick_cases("deep")
 @pytest.mark.parametrize("signed", [*NONSENSE[:3], *SOME_NONSENSE[3:5], NONSENSE[5]], ids=IDS)
 def test_an_auditor_that_shows_nonsense_as_its_input_is_named(make_company, honest_digest, signed):
     show = rewrite_only(AuditReport, lambda outgoing, report: [outgoing.with_fields({"inputs": (signed,)})])
@@ -54,6 +55,7 @@ def test_an_auditor_that_shows_nonsense_as_its_input_is_named(make_company, hone
     assert verdict.offence == "forgery"
 
 
+@pytest.mark.quick_cases("no?JSON")
 @pytest.mark.parametrize("signed", SOME_NONSENSE, ids=IDS)
 def test_a_stage_that_commits_to_nonsense_is_named(make_company, honest_digest, signed):
     show = rewrite_only(
@@ -66,6 +68,7 @@ def test_a_stage_that_commits_to_nonsense_is_named(make_company, honest_digest, 
     assert verdict.offence == "forgery"
 
 
+@pytest.mark.quick_cases("a?list")
 @pytest.mark.parametrize("signed", SOME_NONSENSE, ids=IDS)
 def test_a_shadow_that_shows_nonsense_as_parts_is_named(make_company, honest_digest, signed):
     show = rewrite_only(
@@ -77,6 +80,7 @@ def test_a_shadow_that_shows_nonsense_as_parts_is_named(make_company, honest_dig
     assert verdict.offence == "gradient"
 
 
+@pytest.mark.quick_cases("another?build")
 @pytest.mark.parametrize("numeric_class", [None, "another build"])
 def test_an_accuser_whose_claim_is_no_tensor_is_replaced_and_the_stage_stays(
     make_company, honest_digest, numeric_class
@@ -114,6 +118,7 @@ def test_a_stage_of_another_class_that_answers_with_no_tensor_is_named(make_comp
     assert (verdict.offence, verdict.stage) == ("message", 1)
 
 
+@pytest.mark.quick_cases("digests1")
 @pytest.mark.parametrize("digests", [{}, {"forward": "1" * 64}])
 def test_an_auditor_that_did_not_do_all_its_work_does_not_pass(make_company, honest_digest, digests):
     # a lie in the backward messages would go through with such an auditor

@@ -12,6 +12,7 @@ from phalanx.pipeline.protocol.messages import AuditReport, Commit, GradientHeld
 from phalanx.testing import Actor, WorkerCrash, crash_at, rewrite_only, tiny_run
 
 
+@pytest.mark.quick_cases("1-0-0-forward")
 @pytest.mark.parametrize(
     ("stage", "step", "microbatch", "direction"),
     [
@@ -45,6 +46,7 @@ def test_the_only_worker_dies_and_the_owner_goes_on_alone(make_company, honest_d
     assert company.weights_digest() == honest_digest(tiny_run(3), 3)
 
 
+@pytest.mark.slow
 def test_all_workers_die_one_after_the_other_and_the_owner_goes_on_alone(make_company, honest_digest):
     run = tiny_run(5)
     company = make_company(run, {1: Actor(crash_at(0, 1)), 2: Actor(crash_at(1)), 3: Actor(crash_at(2))})
@@ -84,6 +86,7 @@ def test_a_spare_that_dies_is_replaced_as_shadow(make_company, honest_digest):
     assert company.weights_digest() == honest_digest(tiny_run(3), 3)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_between_two_steps_is_replaced(make_company, honest_digest):
     company = make_company()
     company.run(1)
@@ -103,6 +106,7 @@ def test_a_worker_killed_before_the_weights_are_collected_is_replaced(make_compa
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_lie_in_the_same_step_are_told_apart(make_company, honest_digest):
     run = tiny_run(5)
     liar = make_actor(AttackConfig(kind="forward_sign_flip", from_step=1), "worker-3")

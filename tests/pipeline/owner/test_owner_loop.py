@@ -61,6 +61,7 @@ class Watch:
                 self.deepest = stack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sign_flip", pytest.param("gradient_scale", marks=pytest.mark.slow)])
 def test_while_a_verdict_is_found_the_stack_is_flat_and_no_message_is_handled_in_a_judge(make_company, kind):
     guard = GuardConfig(step_audit_rate=1.0, owner_audit_rate=1.0)

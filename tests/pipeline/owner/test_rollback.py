@@ -61,6 +61,7 @@ def test_without_kept_states_the_poison_stays(make_company, honest_digest):
     assert company.weights_digest() != honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_lies_about_single_messages_that_slipped_through_are_undone_as_well(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(audit_rate=0.25, keep_states=STEPS, **NO_COIN))
 
@@ -102,6 +103,7 @@ def test_a_liar_of_one_step_costs_only_that_step(make_company, honest_digest):
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
+@pytest.mark.slow
 def test_a_wrong_state_is_convicted_where_states_are_kept_too(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(keep_states=6, **NO_COIN))
 

@@ -49,6 +49,7 @@ def test_steps_that_a_convicted_stage_made_up_unseen_are_in_doubt(make_company, 
     assert company.checks.unverified_counts() == {stage: 7, 3 - stage: 8}
 
 
+@pytest.mark.slow
 def test_a_step_that_was_audited_as_a_whole_is_not_in_doubt_and_the_one_before_it_is(make_company):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     company = audit_whole(make_company(run, {1: made_up_from(3)}), (1, 2), (1, 6))
@@ -70,6 +71,7 @@ def test_a_step_that_the_owner_redid_is_not_in_doubt(make_company):
     assert company.checks.checks_by_stage()[1]["owner"] == {"steps": 1, "last": 1}
 
 
+@pytest.mark.slow
 def test_a_rollback_that_reaches_far_enough_leaves_nothing_in_doubt(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(keep_states=6, **NO_COIN))
     company = audit_whole(make_company(run, {1: made_up_from(3)}), (1, 6))
@@ -104,6 +106,7 @@ def test_in_lockstep_every_step_is_recomputed_and_none_is_in_doubt(make_company)
     assert company.checks.unverified_counts()[1] == 0
 
 
+@pytest.mark.slow
 def test_each_kind_of_check_is_counted_with_its_last_step(make_company):
     guard = GuardConfig(**NO_COIN)
     run = tiny_run(pipeline=PipelineConfig(stages=5, step_timeout_s=30.0), guard=guard)

@@ -20,6 +20,7 @@ def find(company, *judgements):
     facts.proved += [facts.make_judgement(*found[:-1], "made up", accuser=found[-1]) for found in judgements]
 
 
+@pytest.mark.quick_cases("message")
 @pytest.mark.parametrize(
     "offence",
     [
@@ -96,6 +97,7 @@ def drifting(by):
     return Actor(wrap, numeric_class="another build")
 
 
+@pytest.mark.quick_cases("the?owner?shadows")
 @pytest.mark.parametrize("stages", [3, 4], ids=["the owner shadows", "a worker shadows"])
 def test_a_shadow_is_not_convicted_of_transfer_by_the_digest_that_a_liar_signed(make_company, stages):
     run = tiny_run(stages, guard=MIXED)

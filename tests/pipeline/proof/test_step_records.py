@@ -50,6 +50,7 @@ def judged(company, record, leaves=None, **changes):
     return check_step(record.step, record.epoch, found, rules_of(company, **changes))
 
 
+@pytest.mark.quick_cases("late")
 @pytest.mark.parametrize("upkeep", UPKEEPS)
 def test_every_step_of_an_honest_company_is_proven_whatever_the_upkeep(make_company, upkeep):
     company = make_company(guarded(UPKEEPS[upkeep]))
@@ -207,6 +208,7 @@ def test_weight_gradients_of_unlike_copies_are_demanded_where_the_run_says_so(au
             judged(audited, record, rest, guard=audited.run_config.guard.model_copy(update={"classes": "mixed"}))
 
 
+@pytest.mark.slow
 def test_between_two_numeric_classes_digests_may_differ_and_the_audits_are_recorded(make_company):
     mixed = {"classes": "mixed"} if "classes" in GuardConfig.model_fields else {}
     company = make_company(guarded(GuardConfig(**OFTEN, **mixed)), {1: Actor(numeric_class="another")})

@@ -48,6 +48,7 @@ FORWARD, BACKWARD = ("worker-1", "worker-2"), ("worker-2", "worker-1")
 CUT, REFUSED = PeerGoneError("cut"), PeerRefusedError("I do not know you")
 
 
+@pytest.mark.quick_cases("forward-cut")
 @pytest.mark.parametrize(
     ("links", "error"),
     [
@@ -103,6 +104,7 @@ def test_a_worker_that_the_owner_cannot_reach_is_replaced_and_the_run_goes_on(ma
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+@pytest.mark.slow
 def test_a_lie_that_was_carried_convicts_its_author(make_company, honest_digest, cut):
     run = patient_run()
     lies = tampering(lambda direction, step, microbatch, tensor: -tensor if step == 1 else tensor)
@@ -125,6 +127,7 @@ class Raw:
         return self.body
 
 
+@pytest.mark.quick_cases("step")
 @pytest.mark.parametrize("field", ["microbatch", "step"])
 def test_an_impossible_value_that_the_owner_was_to_carry_convicts_its_author(make_company, honest_digest, cut, field):
     def rewrite(outgoing):

@@ -81,6 +81,7 @@ def found(company):
     return [(verdict.party, verdict.offence) for verdict in company.verdicts]
 
 
+@pytest.mark.quick_cases("forward")
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_an_input_of_another_session_in_a_commitment_convicts_who_shows_it(sessions, honest_digest, direction):
     run = tiny_run(5, guard=EVERYTHING)
@@ -103,6 +104,7 @@ def test_an_input_of_another_session_in_a_commitment_convicts_who_shows_it(sessi
     assert facts["rests on the owner's word"] == "nothing"
 
 
+@pytest.mark.quick_cases("2-worker-1")
 @pytest.mark.parametrize(("stage", "victim"), [(1, OWNER), (2, "worker-1")])
 def test_an_input_of_another_session_in_a_report_convicts_who_shows_it(sessions, honest_digest, stage, victim):
     run = tiny_run(5, guard=EVERYTHING)
@@ -144,6 +146,7 @@ def test_parts_of_a_gradient_of_another_session_convict_the_shadow_that_shows_th
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+@pytest.mark.slow
 def test_a_wrong_shape_of_another_session_convicts_who_complains_of_it(sessions, honest_digest):
     run = tiny_run(guard=EVERYTHING)
     # half as many sequences: a genuine message of that session has no shape of this one

@@ -269,6 +269,7 @@ def forging(change):
     return Actor(rewrite=rewrite_only(Hello, rewrite))
 
 
+@pytest.mark.quick_cases("of?another?run", "forged")
 @pytest.mark.parametrize(
     "change",
     [
@@ -298,6 +299,7 @@ def test_a_worker_that_shows_an_old_head_or_none_stops_nobody(sessions, keys):
     assert sessions(1).event_bodies("log_head_ignored") == []
 
 
+@pytest.mark.slow
 def test_what_is_told_changes_no_bit(sessions, model_cache, tmp_path):
     told_of = sessions(2).final
     run = tiny_run()

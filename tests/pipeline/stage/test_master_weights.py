@@ -102,6 +102,7 @@ def test_masters_are_what_is_digested_and_a_clean_run_accuses_nobody(clean, cach
         assert company.weights_digest() == digest
 
 
+@pytest.mark.quick_cases("sign_flip")
 @pytest.mark.parametrize("attack", ["sign_flip", "gaussian"])
 def test_a_liar_is_named_and_no_bit_is_lost(clean, cache, tmp_path, attack):
     config = AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=1)

@@ -149,6 +149,7 @@ def attacked(kind, guard, make_company, **settings):
     return run, draws_in_turn(make_company(run, {1: make_actor(config, "worker-1")}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gradient_sign", *OTHERS])
 def test_a_gross_lie_about_the_weight_gradient_is_found_and_undone(make_company, honest_digest, kind):
     # no coin can fall: what finds it is the screen, and what convicts is the recomputation that it draws
@@ -339,6 +340,7 @@ def test_a_doubt_is_one_of_four_words(doubt):
         AuditReport.model_validate({**good, "doubt": doubt})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "lag"),
     [(3, 0), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((5, 1), (3, 1), (5, 0)))],

@@ -80,6 +80,7 @@ def rounds_once_in_a_while(wrap_all):
     return Actor(kernels=wrap)
 
 
+@pytest.mark.quick_cases("as?holder")
 @pytest.mark.parametrize("wrap_all", [True, False], ids=["as auditor too", "as holder"])
 def test_machines_that_agree_when_they_are_measured_and_later_differ_by_a_rounding_are_not_accused(
     make_company, wrap_all
@@ -103,6 +104,7 @@ def test_where_there_is_one_class_a_machine_that_later_rounds_otherwise_is_named
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+@pytest.mark.slow
 def test_their_bits_differ_and_the_states_after_an_update_do_not(make_company):
     gradients, states = {}, {}
 
@@ -138,6 +140,7 @@ def test_a_claimed_class_does_not_hide_a_wrong_update(make_company, honest_diges
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+@pytest.mark.quick_cases("-1.0-step_audit_rate")
 @pytest.mark.parametrize(
     ("factor", "rate"),
     [
@@ -158,6 +161,7 @@ def test_a_claimed_class_does_not_hide_a_made_up_weight_gradient(make_company, h
     assert company.weights_digest() == honest_digest(run, 2)
 
 
+@pytest.mark.slow
 def test_a_shadow_of_another_class_with_another_state_is_named(make_company, honest_digest):
     def lie(outgoing, applied):
         other = {stage: state.model_copy(update={"moments": "8" * 64}) for stage, state in applied.states.items()}
@@ -190,6 +194,7 @@ def test_an_auditor_of_another_class_that_invents_a_gradient_is_replaced_and_the
     assert company.weights_digest() == honest_digest(run, 2)
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_a_little_off_is_a_lie_across_classes_too(make_company, honest_digest):
     run = mixed()
     lie = rewrite_only(

@@ -22,6 +22,7 @@ def spoil(direction, value, at_step=1, at_microbatch=2):
     return Actor(tampering(lie))
 
 
+@pytest.mark.quick_cases("1-forward-nan", "2-forward-inf")
 @pytest.mark.parametrize(
     ("stage", "direction", "value"),
     [(1, "forward", math.nan), (1, "backward", -math.inf), (2, "forward", math.inf), (2, "backward", math.nan)],
@@ -74,6 +75,7 @@ def test_an_honest_overflow_ends_the_run_and_blames_nobody(make_company, guard):
     assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_screen_that_is_wrong_about_every_message_changes_no_bit(make_company, honest_digest, monkeypatch, direction):
     run = tiny_run(guard=GuardConfig(audit_rate=0.25))
@@ -117,6 +119,7 @@ def test_a_gross_lie_about_a_microbatch_that_no_draw_asks_for_is_found_by_the_sc
     assert company.weights_digest() == honest_digest(run, 6)
 
 
+@pytest.mark.slow
 def test_two_screened_messages_of_one_microbatch_are_each_cleared(make_company, honest_digest, monkeypatch):
     run = tiny_run(guard=GuardConfig(audit_rate=0.25))
     expected = honest_digest(run, 1)

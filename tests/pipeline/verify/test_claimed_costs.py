@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from phalanx.pipeline.protocol.messages import UpdateReport
 from phalanx.testing import Actor, rewrite_only, tiny_run
 
@@ -47,6 +49,7 @@ def test_workers_report_the_phases_of_each_step_once(make_company):
     assert not any(name.endswith("_wall") for name in company.engine.party_usage["owner"])
 
 
+@pytest.mark.slow
 def test_totals_that_fall_are_no_refund(make_company):
     def fall(outgoing, applied):
         return [outgoing.with_fields({"bytes_sent": {"worker-2": 10**6 if applied.step == 1 else 5}})]

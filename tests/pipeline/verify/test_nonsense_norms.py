@@ -32,6 +32,7 @@ def test_a_norm_that_nothing_can_have_convicts_who_signed_it(make_company, hones
     assert company.weights_digest() == honest_digest(run, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [GradientHeld, pytest.param(StepAudited, marks=pytest.mark.slow)])
 def test_so_does_such_a_norm_in_the_word_of_a_shadow(make_company, honest_digest, kind):
     run = tiny_run(guard=GuardConfig(step_audit_rate=1.0, owner_audit_rate=0.0))

@@ -59,6 +59,7 @@ class _Stale(StageOptimizer):
         super().step(gradients, lr / 10, clip_coefficient)
 
 
+@pytest.mark.slow
 def test_the_owners_audit_names_a_league_that_bends_the_update(make_company):
     def bend(copy, held):
         if copy.spec.index == 1:
@@ -128,6 +129,7 @@ def test_an_update_that_a_league_bent_is_undone_from_kept_states(make_company, h
     assert company.weights_digest() == honest_digest(run, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("classes", "purpose"),
     [("mixed", "gradient"), pytest.param("one", "state", marks=pytest.mark.slow)],

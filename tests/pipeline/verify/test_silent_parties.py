@@ -36,6 +36,7 @@ def assert_replaced(company, party, run, honest_digest):
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+@pytest.mark.quick_cases("2-backward")
 @pytest.mark.parametrize(
     ("stage", "direction"),
     [
@@ -71,6 +72,7 @@ def test_a_withheld_weight_gradient_is_handed_on(make_company, honest_digest):
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+@pytest.mark.slow
 def test_answers_that_are_withheld_from_the_auditor_are_handed_on(make_company, honest_digest):
     run = impatient(audit_rate=1.0)
     company = make_company(run, {2: withholding(FetchReply, lambda outgoing: outgoing.receiver == "worker-1")})
@@ -91,6 +93,7 @@ def test_a_stage_that_withholds_what_it_owes_is_replaced(make_company, honest_di
     assert_replaced(company, "worker-1", run, honest_digest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [AuditReport, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (GradientHeld, StepAudited))]
 )
@@ -104,6 +107,7 @@ def test_a_shadow_that_withholds_what_it_owes_is_replaced(make_company, honest_d
     assert_replaced(company, "worker-2", run, honest_digest)
 
 
+@pytest.mark.slow
 def test_a_stage_that_talks_idly_while_it_withholds_its_commitment_is_replaced(make_company, honest_digest):
     # else a trickle of complaints would keep the owner from ever asking who is silent
     run = impatient()
@@ -153,6 +157,7 @@ def test_a_party_that_falls_silent_altogether_is_replaced(make_company, honest_d
     assert_replaced(company, "worker-2", run, honest_digest)
 
 
+@pytest.mark.slow
 def test_a_party_that_withholds_a_tensor_and_its_standing_is_replaced(make_company, honest_digest):
     run = impatient()
 
@@ -257,6 +262,7 @@ def test_a_sender_that_withholds_a_tensor_and_then_shows_another_one_is_the_one_
     assert_replaced(company, "worker-1", run, honest_digest)
 
 
+@pytest.mark.slow
 def test_a_neighbour_that_shows_the_auditor_nothing_true_does_not_get_the_auditor_replaced(make_company, honest_digest):
     run = impatient(audit_rate=1.0)
 

@@ -12,6 +12,7 @@ ALWAYS = GuardConfig(step_audit_rate=1.0, owner_audit_rate=0.0)
 DOUBLED = Actor(tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()}))
 
 
+@pytest.mark.quick_cases("3-gpipe")
 @pytest.mark.parametrize(
     ("stages", "schedule"),
     [(3, "gpipe"), (5, "1f1b"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((5, "gpipe"), (3, "1f1b")))],
@@ -52,6 +53,7 @@ def test_a_made_up_weight_gradient_is_found_in_the_step_that_is_audited(make_com
     assert company.weights_digest() == honest_digest(run, 3)
 
 
+@pytest.mark.slow
 def test_an_auditor_that_makes_up_another_weight_gradient_is_named(make_company, honest_digest):
     run = tiny_run(guard=ALWAYS)
     liar = Actor(

@@ -194,6 +194,7 @@ def test_a_complaint_without_a_signature_convicts_nobody(make_company, honest_di
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
 
 
+@pytest.mark.quick_cases("worker-2-unsigned")
 @pytest.mark.parametrize(
     ("about", "evidence"),
     [

@@ -32,6 +32,7 @@ def commit_with(change):
     return Actor(rewrite=rewrite_only(Commit, lambda outgoing, commit: [outgoing.with_fields(change(commit))]))
 
 
+@pytest.mark.quick_cases("2-forward")
 @pytest.mark.parametrize(("stage", "direction"), [(1, "backward"), (2, "forward")])
 def test_a_stage_that_commits_to_another_tensor_than_it_sent_is_named(make_company, honest_digest, stage, direction):
     def other_digest(commit):
@@ -139,6 +140,7 @@ def open_header(signed):
     return SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature)).fields
 
 
+@pytest.mark.quick_cases("1-forward-shape", "2-forward-dtype")
 @pytest.mark.parametrize(
     ("stage", "direction", "field"),
     [(1, "forward", "shape"), (1, "backward", "dtype"), (2, "forward", "dtype"), (2, "backward", "shape")],

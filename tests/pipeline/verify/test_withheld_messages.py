@@ -2,6 +2,8 @@
 
 import contextlib
 
+import pytest
+
 from phalanx.errors import PhalanxError
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import Activation, Bulk, Carry, Fetch, FetchReply
@@ -27,6 +29,7 @@ def assert_replaced(company, party, num_steps, honest_digest):
     assert company.weights_digest() == honest_digest(company.run_config, num_steps)
 
 
+@pytest.mark.slow
 def test_who_withholds_every_tensor_is_replaced_before_the_steps_time_is_up(make_company, honest_digest):
     """Attacker: an ordinary worker, at no risk: it brings each tensor when the owner asks for it."""
     company = make_company(default_patience(), {1: withholding(Activation)})
@@ -37,6 +40,7 @@ def test_who_withholds_every_tensor_is_replaced_before_the_steps_time_is_up(make
     assert company.clock.awake_seconds() < STEP_S
 
 
+@pytest.mark.slow
 def test_who_withholds_from_one_neighbour_only_is_replaced(make_company, honest_digest):
     company = make_company(default_patience(), {1: withholding(Activation, lambda sent: sent.receiver == "worker-2")})
 
@@ -126,6 +130,7 @@ def stalling(kinds, delay_s, when=lambda message: True):
     return Actor(rewrite=rewrite), begin
 
 
+@pytest.mark.slow
 def test_who_sends_each_tensor_just_before_patience_is_over_is_replaced(make_company, honest_digest):
     """Attacker: it is never silent for long enough to be asked, and the step takes longer than it may."""
     actor, begin = stalling(Activation, 0.9 * PATIENCE_S, lambda message: message.step == 1)

@@ -62,6 +62,7 @@ def test_a_stage_that_reports_a_wrong_norm_is_named(make_company, honest_digest,
     assert (verdict.offence, verdict.stage) == ("gradient", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [pytest.param({"norm_squared": 1e-9}, marks=pytest.mark.slow), {"gradient": FALSE}])
 def test_a_shadow_that_reports_another_gradient_or_norm_is_named(make_company, honest_digest, changes):
     verdict = run_against(make_company, honest_digest, SHADOW_OF_1, with_fields(GradientHeld, **changes))
@@ -93,6 +94,7 @@ def test_old_parts_frame_nobody(make_company, honest_digest):
     assert (verdict.offence, verdict.stage) == ("gradient", 1)
 
 
+@pytest.mark.quick_cases("1-weights")
 @pytest.mark.parametrize(("stage", "field"), [(1, "weights"), (2, "moments")])
 def test_a_stage_that_reports_a_wrong_state_is_named(make_company, honest_digest, stage, field):
     def falsify(outgoing, applied):
@@ -104,6 +106,7 @@ def test_a_stage_that_reports_a_wrong_state_is_named(make_company, honest_digest
     assert (verdict.offence, verdict.stage, verdict.party) == ("state", stage, f"worker-{stage}")
 
 
+@pytest.mark.slow
 def test_a_shadow_that_reports_a_wrong_state_is_named(make_company, honest_digest):
     def falsify(outgoing, applied):
         state = applied.states["1"].model_copy(update={"moments": FALSE})
@@ -129,6 +132,7 @@ def test_a_shadow_that_brings_another_undo_copy_is_named(make_company, honest_di
     assert (verdict.offence, verdict.party) == ("state", "worker-2")
 
 
+@pytest.mark.slow
 def test_lockstep_names_a_stage_whose_weight_gradient_is_made_up(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(shadow="lockstep"))
     actor = Actor(tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()}))

@@ -13,6 +13,7 @@ from phalanx.testing import Actor, rewrite_only, tiny_run
 from phalanx.train.setup.layout import make_plan
 
 
+@pytest.mark.quick_cases("wrong_learning_rate-state")
 @pytest.mark.parametrize(("kind", "offence"), [("forward_sign_flip", "message"), ("wrong_learning_rate", "state")])
 def test_a_liar_that_trains_adapters_is_named_and_its_shadow_takes_over(make_company, honest_digest, kind, offence):
     pytest.importorskip("peft")

@@ -21,6 +21,7 @@ pytest.importorskip("opacus", reason="needs the extra `dp`")
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "privacy" / "pld.json").read_text())["cases"]
 
 
+@pytest.mark.quick_cases("2.0-0.1-200", "1.0-0.01-1000", "4.0-1.0-50")
 @pytest.mark.parametrize("case", VECTORS, ids=lambda case: f"{case['noise_multiplier']}-{case['rate']}-{case['steps']}")
 def test_the_second_accountant_comes_to_the_same_within_a_hundredth(case):
     found = PoissonGaussian(case["noise_multiplier"], case["rate"]).epsilon_after(case["steps"], case["delta"])
