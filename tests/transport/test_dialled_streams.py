@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from machine_patience import patience_s
-from phalanx.errors import PeerLostError, PeerRefusedError
+from phalanx.errors import CertificateError, PeerLostError, PeerRefusedError
 from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.transport import Endpoint, GrpcWire, TransportConfig, ask_peer_run, grpc_wire
 from phalanx.transport.dialled_stream import DialledStream
@@ -189,6 +189,22 @@ def test_who_is_no_party_opens_no_stream_and_where_none_are_offered_nobody_does(
 
     assert collect_once(identities["south"], wire.address) == "PERMISSION_DENIED"
     assert wire._streams == {}
+
+
+def test_who_is_not_admitted_has_no_stream(open_party, identities):
+    """As a party whose certificate was revoked."""
+    wire, _ = open_party("enclave")
+    wire.has_dialled_streams = True
+    asked = []
+
+    def admit(call, name, key):
+        asked.append((call, name))
+        raise CertificateError(f"{name}: its certificate was revoked")
+
+    wire.admit = admit
+
+    assert collect_once(identities["south"], wire.address) == "PERMISSION_DENIED"
+    assert (wire._streams, asked) == ({}, [("Collect", "south")])
 
 
 def test_no_more_streams_are_open_than_the_bound_and_who_has_one_may_dial_again(
