@@ -161,6 +161,8 @@ def test_weighted_advantages_are_those_of_the_answers_that_have_weight(advantage
     faint = advantages(rewards, torch.tensor([[1.0, 1e-4, 1.0, 1e-4]] * 2, dtype=torch.float64))
 
     torch.testing.assert_close(whole, advantages(rewards, None))
+    # what all have alike makes no difference
+    torch.testing.assert_close(advantages(rewards, torch.full((2, 4), 0.5, dtype=torch.float64)), whole)
     torch.testing.assert_close(without[:, ::2], advantages(rewards[:, ::2].contiguous(), None))
     # one answer has nothing to be compared with
     assert not alone[:, 2].any()

@@ -45,15 +45,21 @@ def test_stages_that_were_measured_have_their_own_figures(tiny, tmp_path):
 def test_between_two_places_the_worse_one_counts(tiny, tmp_path):
     (leak,) = table_of(tiny, tmp_path).leaks_of(tiny, "full", [(0, 4), (4, 6), (6, 8)])
 
-    assert leak.tokens == 0.9
+    assert (leak.tokens, leak.labels) == (0.9, 0.45)
     assert leak.basis == "tiny, full: between measured stages"
     assert leak.properties == {"domain": 0.9}
+    rows = [row(3, 0.8, properties={"domain": 0.6}), row(5, 0.9, properties={"domain": 0.7})]
+    (leak,) = table_of(tiny, tmp_path, rows).leaks_of(tiny, "full", [(0, 4), (4, 6), (6, 8)])
+    assert leak.properties == {"domain": 0.7}
 
 
 def test_another_model_has_the_leak_of_the_same_share_of_its_layers(tiny, gpt2, tmp_path):
     (leak,) = table_of(tiny, tmp_path).leaks_of(gpt2, "full", [(0, 6), (6, 11), (11, 12)])
 
     assert leak.basis == "tiny, full: another model, same share of its layers"
+    # layer 3 of 12 lies between layers 1 and 3 of 8
+    (leak,) = table_of(tiny, tmp_path).leaks_of(gpt2, "full", [(0, 3), (3, 6), (6, 12)])
+    assert leak.tokens == 1.0
 
 
 def test_a_way_of_training_that_was_not_measured_has_no_leak(tiny, tmp_path):

@@ -9,7 +9,7 @@ from phalanx.data import IGNORE
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import AttentionPattern, LoraConfig, StageSpec, build_stage, with_marks
 from phalanx.objectives import causal_lm_loss
-from phalanx.split import BackTrainer, FrontPart, build_back, cut_model
+from phalanx.split import BackTrainer, FrontPart, build_back, cut_model, task_of
 from phalanx.split.training.parts import FewBits, computing_in
 from phalanx.split.training.task import NextToken
 from phalanx.testing import SplitSimulator
@@ -201,3 +201,16 @@ def test_after_a_new_meeting_the_run_goes_on_as_if_nothing_had_been(source):
 
     assert [*losses, *train(simulator, 2, first=2)] == train(undisturbed, 4)
     assert same(simulator.copy_adapters(), undisturbed.copy_adapters())
+
+
+def test_what_weighs_rows_in_training_has_no_part_in_a_measurement(source):
+    weighted, plain = (
+        SplitSimulator(make_scene(source), task_of(kind, 0)) for kind in ("weighted_causal_lm", "causal_lm")
+    )
+    batch = batch_of(0)
+    nothing = [{"weights": torch.zeros(labels.shape)} for _, labels in batch]
+
+    found = weighted.measure_held_out(*batch[0])
+
+    assert found == plain.measure_held_out(*batch[0])
+    assert weighted.step(batch, nothing).loss == 0.0

@@ -123,6 +123,38 @@ def test_the_steps_are_those_of_dpo_in_one_process_on_the_union_within_rounding(
         assert torch.allclose(value, weights[name], rtol=0, atol=2e-5), name
 
 
+def test_held_out_sums_are_those_of_the_pairs_by_hand_and_equal_answers_count_half(quiet):
+    scene = make_scene(quiet, rows=ROWS)
+    simulator = SplitSimulator(scene, task_of(DPO, 0))
+    ids, labels, extras = pairs_of("sums", rows=6)
+    for rows in (ids, labels, extras[REFERENCE]):
+        # the last pair has one answer twice
+        rows[5] = rows[4]
+    back = build_back(quiet, scene.split.cut, adapter=LoraConfig(rank=2)).eval()
+    with torch.no_grad():
+        log_probs = torch.log_softmax(back(FrontPart(quiet, scene.split.cut)(ids)).float(), dim=-1)
+    of_labels = log_probs.gather(2, labels.clamp(min=0)[..., None])[..., 0]
+    worth = DPO.beta * ((of_labels * (labels != IGNORE)).sum(1) - extras[REFERENCE])
+    gaps = worth[0::2] - worth[1::2]
+
+    ordered, margin = simulator.measure_held_out(ids, labels, extras=extras).pair_sums
+
+    assert gaps[2] == 0
+    assert ordered == 2 * int((gaps > 0).sum()) + 1
+    assert margin == pytest.approx(float(gaps.sum()), rel=1e-4)
+    assert abs(margin) > 0.1
+
+
+@pytest.mark.parametrize("ordered", [-1.0, 1.5, float("nan")])
+def test_a_count_of_pairs_that_is_none_is_refused_by_its_client(source, ordered):
+    client = simulator_of(source, "plaintext").clients["client-0"]
+    kind = client._kinds.result_kind("held_out", 5)
+    frame = client.link.pack_tensor(kind, 0, 0, torch.tensor([0.0, 1.0, 2.0, ordered, 0.5], dtype=torch.float64))
+
+    with pytest.raises(FrameError, match="which are no counts"):
+        client.read_scores(frame, 0, 0, ROWS)
+
+
 class Pairs(Texts):
     """Pairs of one client, with their reference."""
 
@@ -264,6 +296,9 @@ def test_pairs_without_their_reference_are_refused_where_they_are(source):
         simulator_of(source).step(rows)
     with pytest.raises(DataError, match="the objective reads"):
         simulator_of(source).measure_held_out(*rows[0])
+    more = {REFERENCE: torch.zeros(ROWS), "unknown": torch.zeros(ROWS)}
+    with pytest.raises(DataError, match=r"the batch has \['reference', 'unknown'\]"):
+        simulator_of(source).measure_held_out(*rows[0], extras=more)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from machine_patience import patience_s
-from phalanx.errors import PeerLostError, PeerRefusedError
+from phalanx.errors import CertificateError, PeerLostError, PeerRefusedError
 from phalanx.security.crypto import create_authority, issue_certificate, load_identity
-from phalanx.transport import Endpoint, GrpcWire, TransportConfig, ask_peer_run
+from phalanx.transport import Endpoint, GrpcWire, TransportConfig, ask_peer_run, grpc_wire
 from phalanx.transport.dialled_stream import DialledStream
 
 LIMITS = TransportConfig(timeout_s=60.0, max_frame_bytes=2**20, max_queued_bytes=2**22)
@@ -189,6 +189,43 @@ def test_who_is_no_party_opens_no_stream_and_where_none_are_offered_nobody_does(
 
     assert collect_once(identities["south"], wire.address) == "PERMISSION_DENIED"
     assert wire._streams == {}
+
+
+def test_who_is_not_admitted_has_no_stream(open_party, identities):
+    """As a party whose certificate was revoked."""
+    wire, _ = open_party("enclave")
+    wire.has_dialled_streams = True
+    asked = []
+
+    def admit(call, name, key):
+        asked.append((call, name))
+        raise CertificateError(f"{name}: its certificate was revoked")
+
+    wire.admit = admit
+
+    assert collect_once(identities["south"], wire.address) == "PERMISSION_DENIED"
+    assert (wire._streams, asked) == ({}, [("Collect", "south")])
+
+
+def test_no_more_streams_are_open_than_the_bound_and_who_has_one_may_dial_again(
+    open_party, identities, opened, monkeypatch
+):
+    from phalanx.transport.grpc_tls import open_channel
+
+    monkeypatch.setattr(grpc_wire, "_MAX_STREAMS", 1)
+    wire, _ = open_party("enclave")
+    wire.has_dialled_streams = True
+    ended, streams, calls = threading.Event(), [], []
+    opened.callback(ended.set)
+    for _ in range(2):
+        channel = open_channel(identities["north"], "enclave", wire.address, LIMITS)
+        opened.callback(channel.close)
+        calls.append(channel.stream_stream("/phalanx.Transport/Collect")(iter(ended.wait, True)))
+        wait_until(lambda: wire._streams.get("north") not in (None, *streams))
+        streams.append(wire._streams["north"])
+
+    assert collect_once(identities["south"], wire.address) == "RESOURCE_EXHAUSTED"
+    assert [*wire._streams.values()] == streams[-1:]
 
 
 def test_a_stream_ends_with_the_certificate_that_opened_it():

@@ -238,3 +238,52 @@ def test_what_the_last_copy_made_alone_is_made_again(make_company, honest_digest
     is_honest = company.weights_digest() == honest_digest(tiny_run(5), 3)
     assert is_honest == defended
     assert [verdict.party for verdict in company.verdicts] == (["worker-3"] if defended else [])
+
+
+def alter_first_update(copy, held):
+    """A liar whose copy of stage 1 takes twice the gradient in step 1, once: an accomplice has the same wrong state."""
+
+    class Altered(StageCopy):
+        def apply_update(self, step, gradients, clip_coefficient):
+            factor = 2.0 if step == 1 and not done else 1.0
+            done.extend([step] if step == 1 else [])
+            super().apply_update(step, {name: factor * g for name, g in gradients.items()}, clip_coefficient)
+
+    done = []
+    if copy.spec.index != 1:
+        return copy
+    mine = shallow(copy)
+    mine.__class__ = Altered
+    return mine
+
+
+def test_two_that_lie_alike_outvote_no_third_where_another_party_dies_before_states_are_compared(
+    make_company, honest_digest
+):
+    """States of an update that was interrupted are agreed on when all get ready again: without a count of votes."""
+    pipeline = PipelineConfig(stages=4, spares=3, step_timeout_s=30.0)
+    guard = GuardConfig(shadows=2, step_audit_rate=0.0, owner_audit_rate=0.0, gradient_screen=False)
+    run = tiny_run(pipeline=pipeline, guard=guard)
+    company = make_company(run)
+    company.run(1)
+    holder, shadow, second = parties_of(company, 1)
+    victim = company.engine.stage_holders[2]
+    assert victim not in (holder, shadow, second)
+
+    def die(outgoing):
+        if isinstance(outgoing.message, UpdateReport) and outgoing.message.step == 2:
+            raise WorkerCrash
+        return (outgoing,)
+
+    def number(name):
+        return int(name.rpartition("-")[2])
+
+    liars = {number(name): Actor(alter_first_update) for name in (holder, shadow)}
+    company = make_company(run, {**liars, number(victim): Actor(rewrite=die)})
+
+    company.run(3)
+
+    assert {verdict.party for verdict in company.verdicts} <= {holder, shadow}
+    assert company.verdicts
+    assert second not in (*company.evicted, *company.lost)
+    assert company.weights_digest() == honest_digest(tiny_run(4), 3)

@@ -33,7 +33,7 @@ from phalanx.transport import SignedHeader, TransportConfig
 
 _LOOK_EVERY_S, _GREET_EVERY_S, _END_S = 0.5, 2.0, 5.0
 _GREETING_S = 60.0
-"""How long a site may take to answer a greeting. Who has taken its name at the engine answers none, or wrongly."""
+"""Seconds for the answer to a greeting; another node under the name of a site answers wrongly or never."""
 _MAX_WAITING = 256
 _MAX_WORDS = 300
 Say = Callable[[str], None]
@@ -203,7 +203,7 @@ class BridgeCarrier:
                 self._tell_refused(delivery.site, number)
 
     def _tell_refused(self, site: str, number: int) -> None:
-        """Have the engine ask another one that goes by the site's name, where there is one."""
+        """Tell the engine that a node is not this site, so that it asks another node of the same name."""
         with self._lock:
             engine = self._engine
         if engine is not None:

@@ -99,8 +99,8 @@ class FrameRelay:
     def _site_nodes(self) -> dict[str, int]:
         """Return the node of each site.
 
-        If several nodes claim a site, the first keeps it, so that none can take its place, unless its answers are not
-        the site's: then the others are asked in turn, for a name here is anybody's word, and only frames prove it.
+        The first of several nodes counts, so that a later node cannot take its place. Where the owner refuses its
+        answers the others follow in turn: nodes choose their names, and only signed frames prove them.
         """
         nodes: dict[str, int] = {}
         for node, site in sorted(self._nodes.items(), key=lambda item: self._doubted.get(item[0], -1)):
@@ -109,7 +109,7 @@ class FrameRelay:
         return nodes
 
     def _doubt_answer(self, site: str, number: int) -> None:
-        """Ask another node of this site from now on, if there is one, than the one that was asked this."""
+        """Rank the node that was asked this frame behind all other nodes of the site."""
         answered = self._answered.pop(site, None)
         asked = [question for question in (answered, *self._open.values()) if question is not None]
         for question in asked:

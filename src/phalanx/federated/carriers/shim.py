@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 ORDER, ANSWER, LOST, SITES, END, REFUSED = 1, 2, 3, 4, 5, 6
 """Kinds: a frame for a site, its answer, word that none will come, the names that can be reached now, the run's end,
-word of the owner that an answer was not the site's, or that none came to its greeting."""
+and the owner's refusal of an answer, also of a missing answer to a greeting."""
 MAX_BYTES = 2**30 + 2**21
 """Of a message's data: the largest frame that any run may have."""
 _HEAD = struct.Struct(">4sBIHQ")
