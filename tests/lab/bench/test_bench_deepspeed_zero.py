@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.errors import ConfigError
 from phalanx.lab.bench.parallel import deepspeed_zero
 from phalanx.parallel.deepspeed.extra import why_no_extra
 from phalanx.train import PipelineRun
@@ -32,7 +33,11 @@ def test_deepspeed_learns_as_one_process_does_and_so_do_we(
 ) -> None:
     monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
 
-    result = deepspeed_zero.measure_pairs(tiny, ranks=2, steps=4)
+    try:
+        result = deepspeed_zero.measure_pairs(tiny, ranks=2, steps=4)
+    except ConfigError as exc:
+        # a kernel that does not compile, or a disk that is none
+        pytest.skip(str(exc))
 
     assert [(row["section"], row["zero"]) for row in result["rows"]] == [
         *((section, zero) for zero in (1, 2, 3) for section in ("parallel", "deepspeed")),
