@@ -16,7 +16,7 @@ from phalanx.federated.config import FederatedConfig
 from phalanx.federated.enclave.aggregator import AggregatorState, EnclaveAggregator
 from phalanx.federated.enclave.channel import SEAL, AggregatorAppraisal, bound_terms
 from phalanx.federated.enclave.process import run_aggregator
-from phalanx.federated.rounds.released import UpdateBook
+from phalanx.federated.rounds.released import UpdateLog
 from phalanx.federated.sealing import SealedPlace, seal_bytes, unseal_bytes
 from phalanx.security.crypto import NotRollbackProofCounter
 from phalanx.security.tee import SimAttester
@@ -280,7 +280,7 @@ def test_a_host_that_begins_the_aggregator_anew_gets_no_second_sum_for_sites_kno
 
 
 def test_with_sites_that_seal_for_every_aggregator_it_reads_one_update_by_the_difference(tmp_path, monkeypatch):
-    monkeypatch.setattr(UpdateBook, "note_update", lambda own, model, number, digest: True)
+    monkeypatch.setattr(UpdateLog, "note_update", lambda own, model, number, digest: True)
 
     whole, fewer = sums_of_two_aggregators(tmp_path)
 

@@ -38,6 +38,8 @@ def test_an_optimizer_section_is_read_from_toml(tmp_path):
         ("lr = 1e-3\nweight_decay = -0.1", "weight_decay"),
         ("lr = 1e-3\nclip_norm = 0.0", "clip_norm"),
         ("lr = 1e-3\nwarmup_steps = -1", "warmup_steps"),
+        ("lr = 1e-3\nwarmup_share = 0.6", "warmup_share"),
+        ("lr = 1e-3\nwarmup_steps = 5\nwarmup_share = 0.1", "warmup_steps = 5 beside warmup_share = 0.1"),
         ("lr = 1e-3\nmin_lr_ratio = 1.5", "min_lr_ratio"),
         ('lr = 1e-3\nschedule = "step"', "schedule"),
         ("lr = 1e-3\ndecay_share = 0.5", "decay_share has no meaning with schedule"),

@@ -18,6 +18,15 @@ def test_warm_up_is_linear_and_reaches_the_peak():
     assert [learning_rate(config, step, 10) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize(("share", "total", "steps"), [(0.1, 40, 4), (0.5, 7, 3), (0.1, 9, 0), (0.0, 40, 0)])
+def test_a_share_of_the_run_is_the_warm_up_of_as_many_whole_steps(share, total, steps):
+    config = OptimizerConfig(lr=1.0, warmup_share=share, schedule="constant")
+
+    rates = [learning_rate(config, step, total) for step in range(total)]
+
+    assert rates == [(step + 1) / steps if step < steps else 1.0 for step in range(total)]
+
+
 def test_cosine_goes_from_the_peak_to_the_minimum_at_the_last_step():
     config = OptimizerConfig(lr=2.0, warmup_steps=2, min_lr_ratio=0.1)
 

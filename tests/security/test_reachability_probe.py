@@ -24,7 +24,7 @@ SECRET = "5" * 64
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr("phalanx.security.invite.reachability._KNOCK_S", 0.3)
+    monkeypatch.setattr("phalanx.security.invite.reachability._PROBE_S", 0.3)
 
 
 @pytest.fixture

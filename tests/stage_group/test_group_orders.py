@@ -13,7 +13,7 @@ from phalanx.train.setup.layout import make_plan
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"null", b'{"deed":"obey","copy_id":0}', b'{"deed":"forward","copy_id":-1}', b"\xff\xfe"]
+    "line", [b"", b"null", b'{"operation":"obey","copy_id":0}', b'{"operation":"forward","copy_id":-1}', b"\xff\xfe"]
 )
 def test_what_is_no_order_is_refused(line):
     with pytest.raises(FrameError, match="sent no order"):
@@ -22,14 +22,14 @@ def test_what_is_no_order_is_refused(line):
 
 def test_an_order_comes_back_as_it_was_given():
     cargo = {"x": describe_tensor(torch.zeros(2, 3)), "gradient": describe_tensor(torch.zeros(1, dtype=torch.bfloat16))}
-    order = GroupCommand(deed="recompute", copy_id=4, step=7, microbatch=2, cargo=cargo, dropped=(1, 3))
+    order = GroupCommand(operation="recompute", copy_id=4, step=7, microbatch=2, cargo=cargo, dropped=(1, 3))
 
     assert read_order(order.model_dump_json().encode()) == order
     assert [one.shape for one in order.cargo.values()] == [(2, 3), (1,)]
 
 
 def test_numbers_of_an_update_arrive_with_all_their_bits():
-    order = GroupCommand(deed="update", copy_id=0, learning_rate=1 / 3, clip_coefficient=2**0.5)
+    order = GroupCommand(operation="update", copy_id=0, learning_rate=1 / 3, clip_coefficient=2**0.5)
 
     assert read_order(order.model_dump_json().encode()) == order
 

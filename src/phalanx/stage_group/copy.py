@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan
 from phalanx.stage_group.optimizer import GroupOptimizer
-from phalanx.stage_group.orders import Deed, GroupCommand, describe_tensor
+from phalanx.stage_group.orders import GroupCommand, Operation, describe_tensor
 
 
 class GroupRanks(Protocol):
@@ -55,10 +55,10 @@ class GroupLink:
         }
         version = sum(parameter._version for parameter in frozen.values())
         if frozen and version != self._frozen_sent:
-            self.give_order(GroupCommand(deed="frozen", copy_id=0), frozen)
+            self.give_order(GroupCommand(operation="frozen", copy_id=0), frozen)
             self._frozen_sent = version
         if self._weights_version(num_steps) != self._sent:
-            self.give_order(GroupCommand(deed="weights", copy_id=0), self._module.trainable_parameters())
+            self.give_order(GroupCommand(operation="weights", copy_id=0), self._module.trainable_parameters())
             self.are_fresh(num_steps)
 
     def are_fresh(self, num_steps: int) -> None:
@@ -107,7 +107,7 @@ class GroupRunner(StageRunner):
         return tensors["y"], tensors.get("x_gradient")
 
     def take_gradients(self) -> dict[str, Tensor]:
-        return self._link.give_order(GroupCommand(deed="gradients", copy_id=0), {})
+        return self._link.give_order(GroupCommand(operation="gradients", copy_id=0), {})
 
     def limit_gradients(self, names: Collection[str] | None) -> AbstractContextManager[None]:
         # ranks compute all of them, and get every trained parameter that was written
@@ -115,13 +115,15 @@ class GroupRunner(StageRunner):
 
     def abandon_step(self) -> None:
         if not self._is_idle:
-            self._link.give_order(GroupCommand(deed="abandon", copy_id=0), {})
+            self._link.give_order(GroupCommand(operation="abandon", copy_id=0), {})
             self._is_idle = True
 
-    def _perform_order(self, deed: Deed, step: int, microbatch: int, **tensors: Tensor | None) -> dict[str, Tensor]:
+    def _perform_order(
+        self, operation: Operation, step: int, microbatch: int, **tensors: Tensor | None
+    ) -> dict[str, Tensor]:
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         self._link.refresh_weights(self._optimizer.num_steps)
         self._is_idle = False
         cargo = {name: describe_tensor(tensor) for name, tensor in present.items()}
-        order = GroupCommand(deed=deed, copy_id=0, step=step, microbatch=microbatch, cargo=cargo)
+        order = GroupCommand(operation=operation, copy_id=0, step=step, microbatch=microbatch, cargo=cargo)
         return self._link.give_order(order, present)

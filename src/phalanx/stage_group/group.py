@@ -85,7 +85,7 @@ class StageGroup:
         check_plan(plan, self._layout)
         copy_id, self._num_built = self._num_built, self._num_built + 1
         with self._order_and_join(
-            GroupCommand(deed="build", copy_id=copy_id, stage=stage, plan=plan.model_dump(mode="json"))
+            GroupCommand(operation="build", copy_id=copy_id, stage=stage, plan=plan.model_dump(mode="json"))
         ):
             self._shares[copy_id] = Share(plan, stage, self._domain)
         return copy_id

@@ -49,7 +49,7 @@ class GroupOptimizer(StageOptimizer):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
         self._link.refresh_weights(self.num_steps)
         order = GroupCommand(
-            deed="update",
+            operation="update",
             copy_id=0,
             learning_rate=lr,
             clip_coefficient=clip_coefficient,
@@ -77,11 +77,11 @@ class GroupOptimizer(StageOptimizer):
             weight.copy_(tensors[name])
         self._forget_other_past(num_steps)
         self._set_num_steps(num_steps)
-        self._link.give_order(GroupCommand(deed="load", copy_id=0, step=num_steps), tensors)
+        self._link.give_order(GroupCommand(operation="load", copy_id=0, step=num_steps), tensors)
 
     def keep_snapshot(self) -> None:
         self._link.refresh_weights(self.num_steps)
-        self._link.give_order(GroupCommand(deed="snapshot", copy_id=0), {})
+        self._link.give_order(GroupCommand(operation="snapshot", copy_id=0), {})
         self._undo_steps = self.num_steps
 
     def restore_snapshot(self) -> None:
@@ -103,7 +103,7 @@ class GroupOptimizer(StageOptimizer):
         self._link.are_fresh(num_steps)
 
     def _collect_moments(self, names: tuple[str, ...], source: StateSource = "present") -> dict[str, Tensor]:
-        order = GroupCommand(deed="collect", copy_id=0, names=names, source=source)
+        order = GroupCommand(operation="collect", copy_id=0, names=names, source=source)
         return self._link.give_order(order, {})
 
 

@@ -10,7 +10,7 @@ from torch import distributed as dist
 from phalanx.config import StrictModel
 from phalanx.errors import FrameError
 
-Deed = Literal[
+Operation = Literal[
     "build",
     "weights",
     "frozen",
@@ -50,7 +50,7 @@ class GroupCommand(StrictModel):
         clip_coefficient: Multiplies the gradients of an update.
     """
 
-    deed: Deed
+    operation: Operation
     copy_id: Annotated[int, Field(ge=0)]
     step: int = 0
     microbatch: int = 0

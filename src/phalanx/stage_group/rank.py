@@ -56,7 +56,7 @@ def run_orders(line: Connection, domain: Domain, wrap_share: WrapShare = honest_
             return
         for copy_id in order.dropped:
             del shares[copy_id]
-        if order.deed == "build":
+        if order.operation == "build":
             shares[order.copy_id] = wrap_share(Share(parse_plan(order.plan or {}), order.stage, domain))
             continue
         # rank 0 has found the same, and says so to its owner

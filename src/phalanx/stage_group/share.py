@@ -128,7 +128,7 @@ class Share:
             order: Order from rank 0.
             given: Rank 0's tensors for the order, by name; None on every other rank.
         """
-        match order.deed:
+        match order.operation:
             case "forward" | "backward" | "recompute":
                 cargo = {
                     name: broadcast_tensor(None if given is None else given[name], description, self._domain.device)
@@ -148,16 +148,16 @@ class Share:
             case _ if self.shards is not None:
                 return self._keep_shards(self.shards, order, given)
             case _:
-                raise TypeError(f"{order.deed}: rank 0 has the whole state")
+                raise TypeError(f"{order.operation}: rank 0 has the whole state")
         return {}
 
     def _compute_order(self, order: GroupCommand, cargo: Tensors) -> dict[str, Tensor]:
         pieces = {name: own_piece(tensor, self._domain) for name, tensor in cargo.items()}
         shape = next(iter(cargo.values())).shape
         results: dict[str, Tensor | None] = {}
-        if order.deed == "forward":
+        if order.operation == "forward":
             results["y"] = self.runner.forward(order.step, order.microbatch, pieces["x"])
-        elif order.deed == "backward":
+        elif order.operation == "backward":
             results["x_gradient"] = self.runner.backward(order.step, order.microbatch, pieces["gradient"])
         else:
             results["y"], results["x_gradient"] = self.runner.recompute_microbatch(
@@ -170,7 +170,7 @@ class Share:
 
     def _keep_shards(self, shards: StateShards, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
         """Read or change the state that the ranks keep together."""
-        match order.deed:
+        match order.operation:
             case "load":
                 shards.load_shards(order.step, given)
             case "update":

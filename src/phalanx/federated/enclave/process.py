@@ -104,12 +104,10 @@ class _AggregatorProcess:
         self._end = end
 
     def get_evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
-        """As `AggregatorPort` says."""
         ((_, public), (_, evidence)) = self._ask_child([(b"evidence", nonce)], 2)
         return public, evidence
 
     def aggregate_updates(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
-        """As `AggregatorPort` says."""
         order = json.dumps({"round": number, "model": model}).encode()
         ((statement, values),) = self._ask_child(
             [(b"aggregate", order), *((n.encode(), content) for n, content in sealed.items())], 1

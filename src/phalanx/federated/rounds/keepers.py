@@ -211,7 +211,7 @@ class KeeperSumSite:
     """One site's part in homomorphic sums; a keeper's too, where it is one.
 
     Args:
-        directory: Has the keeper's book of sums that it has opened.
+        directory: Has the keeper's log of sums that it has opened.
 
     Guarantees:
         A keeper opens sums of `min_cohort` sites or more, each of which has signed its part for this round, model and

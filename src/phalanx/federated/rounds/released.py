@@ -41,12 +41,12 @@ class ReleasedSums:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._book = UpdateBook(directory / "released-sums.jsonl", "members")
+        self._log = UpdateLog(directory / "released-sums.jsonl", "members")
 
     def note_release(self, model: str, number: int, members: tuple[str, ...]) -> None:
         """Write down that a sum is released."""
         digest = digest_hex(in_domain("released-members/1", canonical_json({"members": sorted(members)})))
-        if not self._book.note_update(model, number, digest):
+        if not self._log.note_update(model, number, digest):
             raise AggregationError(
                 SumRefusal.REPEATED_ROUND,
                 f"round {number}: a sum of this update was released with other members; their difference would "
@@ -54,8 +54,8 @@ class ReleasedSums:
             )
 
 
-class UpdateBook:
-    """A book of one site, with one digest for each of its updates.
+class UpdateLog:
+    """A log of one site, with one digest for each of its updates.
 
     Args:
         name: Key of the digest in a line.

@@ -20,7 +20,7 @@ from phalanx.federated.enclave.aggregator import join_update
 from phalanx.federated.enclave.channel import SEAL, AggregatorAppraisal, bound_terms
 from phalanx.federated.local import LocalTrainer, LocalUpdate, SiteScores
 from phalanx.federated.rounds.keepers import KeeperSumSite
-from phalanx.federated.rounds.released import ReleasedSums, UpdateBook
+from phalanx.federated.rounds.released import ReleasedSums, UpdateLog
 from phalanx.federated.rounds.terms import RunTerms, SiteBudget
 from phalanx.federated.sealing import SealedPlace, seal_bytes
 from phalanx.federated.vectors import Shapes, flatten_tensors, norm_of, num_values, shapes_of
@@ -35,13 +35,13 @@ class SealingSite:
     Guarantees:
         An update leaves sealed for a key that fresh evidence binds to code that the policy accepts and to these terms;
         the owner and whatever carries it read nothing of it but its length. It leaves for one key alone: a second
-        aggregator, started beside the first or without its book of rounds, would release a sum with other members.
+        aggregator, started beside the first or without its log of rounds, would release a sum with other members.
     """
 
     def __init__(self, identity: Identity, terms: RunTerms, directory: Path) -> None:
         self._identity, self._terms = identity, terms
         self._appraisal = AggregatorAppraisal(terms)
-        self._sealed_for = UpdateBook(directory / "sealed-updates.jsonl", "aggregator")
+        self._sealed_for = UpdateLog(directory / "sealed-updates.jsonl", "aggregator")
 
     def handle_phase(self, order: m.SumOrder, values: Named, samples: int, payload: bytes) -> bytes:
         """Ask for evidence, or appraise it and seal this site's own update of the order's round."""

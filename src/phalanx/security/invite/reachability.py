@@ -17,7 +17,7 @@ from phalanx.security.invite.line import read_text_field, receive_object, send_o
 from phalanx.security.invite.lobby import ConnectionServer, ServedConnection
 from phalanx.security.invite.token import split_address
 
-_KNOCK_S = 3.0
+_PROBE_S = 3.0
 _MAX_VISITORS = 32
 _NONCE_BYTES = 32
 
@@ -43,7 +43,7 @@ class ReachabilityListener:
 
     def __enter__(self) -> Self:
         self._server = ConnectionServer(
-            self._listener, self._answer_probe, max_visitors=_MAX_VISITORS, max_stay_s=_KNOCK_S
+            self._listener, self._answer_probe, max_visitors=_MAX_VISITORS, max_stay_s=_PROBE_S
         )
         return self
 
@@ -54,7 +54,7 @@ class ReachabilityListener:
     def _answer_probe(self, visitor: ServedConnection) -> None:
         # another caller gets an answer that proves nothing to it, and blocks nobody
         with contextlib.suppress(OSError, TransportError):
-            message = receive_object(visitor.connection, time.monotonic() + _KNOCK_S)
+            message = receive_object(visitor.connection, time.monotonic() + _PROBE_S)
             nonce = read_text_field(message, "knock", 2 * _NONCE_BYTES)
             send_object(visitor.connection, {"answer": _probe_answer(nonce, self._secret)})
 
@@ -66,9 +66,9 @@ def probe_reachability(address: str, secret: str) -> str | None:
         None when the machine answers; else a message for the machine, which does not tell what else listens there.
     """
     nonce, place = secrets.token_hex(_NONCE_BYTES), split_address(address)
-    deadline = time.monotonic() + _KNOCK_S
+    deadline = time.monotonic() + _PROBE_S
     try:
-        with socket.create_connection(place, timeout=_KNOCK_S) as connection:
+        with socket.create_connection(place, timeout=_PROBE_S) as connection:
             send_object(connection, {"knock": nonce})
             answer = read_text_field(receive_object(connection, deadline), "answer", 64)
         if hmac.compare_digest(answer, _probe_answer(nonce, secret)):
@@ -76,7 +76,7 @@ def probe_reachability(address: str, secret: str) -> str | None:
     except (OSError, PeerLostError, FrameError):
         pass
     return (
-        f"{address} cannot be reached: the owner tried it from {_own_address(*place)} and within {_KNOCK_S:.0f} s no "
+        f"{address} cannot be reached: the owner tried it from {_own_address(*place)} and within {_PROBE_S:.0f} s no "
         "machine with this token answered. Let TCP connections to that port through firewall and router, or name where "
         "others reach this machine with --advertise HOST and --port N; the token is still good"
     )

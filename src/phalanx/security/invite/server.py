@@ -29,7 +29,7 @@ from phalanx.security.invite.register import Invitations
 from phalanx.security.invite.token import secret_purpose
 
 _MAX_VISITORS = 64
-_KNOCKS, _KNOCKS_WINDOW_S = 5, 60.0
+_MAX_PROBES, _PROBE_WINDOW_S = 5, 60.0
 _MAX_LINES = 1000
 _MAX_CLAIMED = 10**9
 
@@ -153,8 +153,8 @@ class EnrolmentServer(Closeable):
         if "reach" not in question:
             return
         with self._lock:
-            tries = self._failed_probes.setdefault(name, deque(maxlen=_KNOCKS))
-            if len(tries) == _KNOCKS and tries[0] > self._clock() - _KNOCKS_WINDOW_S:
+            tries = self._failed_probes.setdefault(name, deque(maxlen=_MAX_PROBES))
+            if len(tries) == _MAX_PROBES and tries[0] > self._clock() - _PROBE_WINDOW_S:
                 raise FrameError("too many tries in vain; wait a minute")
         refusal = probe_reachability(read_text_field(question, "reach", 300), secret)
         if refusal is not None:

@@ -33,7 +33,6 @@ class BatchRewriting:
     has_prefixes: bool
 
     def __call__(self, batch: Batch, samples: Sequence[int], phases: Sequence[int], *, held_out: bool = False) -> Batch:
-        """As `phalanx.data.loader.Rewrite` says."""
         packed = zip(batch.input_ids.numpy(), batch.labels.numpy(), samples, phases, strict=True)
         rewritten = [
             self.rows(Row(ids, labels), RowPlace(sample, phase, self.seed, held_out))

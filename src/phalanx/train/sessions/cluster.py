@@ -44,7 +44,7 @@ from phalanx.train.config import StagedRun
 from phalanx.train.records.audit_trail import session_rules
 from phalanx.train.records.history import RunHistory
 from phalanx.train.records.journal import Journal
-from phalanx.train.records.party_book import PartyTracker
+from phalanx.train.records.party_tracker import PartyTracker
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.remote_stacks import RemoteStacks
 from phalanx.train.setup.stage_source import StageLibrary
@@ -166,7 +166,7 @@ def join_workers(
     open_workers: OpenWorkers = LocalWorkers,
     log: AuditLog | None = None,
     say: Callable[[str], None] = lambda line: None,
-    book: PartyTracker | None = None,
+    tracker: PartyTracker | None = None,
 ) -> Iterator[JoinedWorkers]:
     """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
 
@@ -174,8 +174,8 @@ def join_workers(
 
     A worker without a name in `names`, such as one convicted in an earlier session, is not started and not let in.
     `open_workers` starts the local ones; another than the default is for drills only. `say` takes a line about each
-    calling party of another machine, from other threads; `book` follows all parties. Workers of other machines remember
-    the length of `log`; those of this one live and die with the owner.
+    calling party of another machine, from other threads; `tracker` follows all parties. Workers of other machines
+    remember the length of `log`; workers of this machine start and end with the owner.
 
     Raises:
         ConfigError: A worker computes other bits than the run allows.
@@ -188,8 +188,8 @@ def join_workers(
         # a second process of a certificate waits, before the engine is there as later on, until the first is given up
         incarnations = Incarnations(endpoint, (), run.pipeline.returns)
         wire.name_of = incarnations.name_incarnation
-        if book is not None:
-            book.watch_links(endpoint, incarnations)
+        if tracker is not None:
+            tracker.watch_links(endpoint, incarnations)
         revocations = RevokedParties(home.pki_directory)
         if run.pipeline.remote_workers:
             wire.admit = check_caller

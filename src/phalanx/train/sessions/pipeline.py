@@ -28,7 +28,7 @@ from phalanx.train.config import PipelineRun
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
 from phalanx.train.records.journal import Journal, clear_journal, newer_entry, read_kept_states
-from phalanx.train.records.party_book import PartyTracker
+from phalanx.train.records.party_tracker import PartyTracker
 from phalanx.train.records.record import RunRecorder, announce_waits
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import Saver
@@ -140,15 +140,17 @@ class PipelineSetup:
         self._name = session_name(context.home)
         self._parties = list_participants(context.run, context.home, context.history)
         self._workers, self._late = self._parties.names, self._parties.late
-        self._book = PartyTracker(context.run.name, context.run.train.steps, self._workers, self._late, context.history)
-        stack.enter_context(PeersFile(context.home.path / PEERS_FILE, self._book.parties_status))
+        self._tracker = PartyTracker(
+            context.run.name, context.run.train.steps, self._workers, self._late, context.history
+        )
+        stack.enter_context(PeersFile(context.home.path / PEERS_FILE, self._tracker.parties_status))
 
     @functools.cached_property
     def _joined_workers(self) -> JoinedWorkers:
         """The workers: started, or awaited, at the first use."""
         context = self._context
         with announce_waits(context.log, context.console) as announce:
-            say = _track_parties(self._book, announce)
+            say = _track_parties(self._tracker, announce)
             return self._stack.enter_context(
                 join_workers(
                     context.run,
@@ -161,7 +163,7 @@ class PipelineSetup:
                     open_workers=self._open_workers,
                     log=context.log,
                     say=context.print_line,
-                    book=self._book,
+                    tracker=self._tracker,
                 )
             )
 
@@ -171,7 +173,7 @@ class PipelineSetup:
         library = StageLibrary(self.material.source, self._plan, None, context.run.model.adapter_directory)
         if context.asks_workers:
             # no bar is there yet, which would show them
-            with live_parties(context.console, self._book.party_rows):
+            with live_parties(context.console, self._tracker.party_rows):
                 _ = self._joined_workers
             context.remove_outdated_files()
         context.adopt_checkpoint(savepoint, lambda origin: recut_checkpoint(origin, library))
@@ -207,12 +209,12 @@ class PipelineSetup:
         context, source, plan = self._context, self.material.source, self._plan
         run, home, recorder = context.run, context.home, opening.recorder
         if self._workers:
-            recorder.show_parties(self._book)
+            recorder.show_parties(self._tracker)
         draw = new_audit_draw(home, run)
         self._note_opening(recorder, opening.start, draw)
         library = StageLibrary(source, plan, opening.checkpoint, run.model.adapter_directory)
         journal = _open_journal(context, recorder)
-        observe = _track_parties(self._book, context.make_observer(recorder))
+        observe = _track_parties(self._tracker, context.make_observer(recorder))
         events = PipelineEvents(observe, opening.savepoint, journal)
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(
@@ -230,7 +232,7 @@ class PipelineSetup:
                     note_step=step_noter(context.log, recorder.samples.digest_of_step),
                 )
             )
-            self._book.watch_roles(engine)
+            self._tracker.watch_roles(engine)
             engine.start_parties(opening.start, library.stage_digests() if run.guard.is_enabled else {})
             saver = events.saver = Saver(engine, opening.savepoint, events.observe, journal)
             stack.callback(saver.close)
@@ -245,7 +247,7 @@ class PipelineSetup:
 
     def _note_checks(self, step: int, stages: Mapping[int, StageChecks]) -> None:
         self._context.figures.checks.note_applied(step, stages)
-        self._book.count_checks(step, stages)
+        self._tracker.count_checks(step, stages)
 
     def _note_opening(self, recorder: RunRecorder, start: int, draw: AuditDraw) -> None:
         context, guard = self._context, self._context.run.guard
@@ -260,7 +262,7 @@ class PipelineSetup:
         numeric_class = class_of_session(self._plan, self._name) if guard.is_enabled else None
         facts |= {} if numeric_class is None else {"numeric_class": numeric_class}
         context.log_opening(recorder, start, self.material.loader, facts)
-        observe = _track_parties(self._book, recorder.observe_event)
+        observe = _track_parties(self._tracker, recorder.observe_event)
         for body in self._parties.revoked:
             observe("revoked", {**body, "step": start})
         if guard.is_enabled:
@@ -342,9 +344,9 @@ def _row_privacy(run: PipelineRun, private: PrivateBatches) -> RowPrivacy | None
     return RowPrivacy(clip_norm=run.privacy.clip_norm, noise_multiplier=noise, mean_rows=private.mean_rows)
 
 
-def _track_parties(book: PartyTracker, observe: Observe) -> Observe:
+def _track_parties(tracker: PartyTracker, observe: Observe) -> Observe:
     def both(kind: str, body: dict[str, Any]) -> None:
-        book.observe(kind, body)
+        tracker.observe(kind, body)
         observe(kind, body)
 
     return both

@@ -43,7 +43,7 @@ class SiteFile(StrictModel):
     preferences: tuple[PreferenceSource, ...] = ()
     """The site's own preferences, where the run has `data.preferences`."""
     directory: str | None = None
-    """Its own: the book of sums that it has entered, control variates; left out, `state` beside its keys."""
+    """Directory for the log of sums that it has entered, and control variates; left out, `state` beside its keys."""
     cache: str | None = None
     """Where prepared text and converted models are kept; left out, `.cache` in `directory`."""
     join_timeout_s: Annotated[float, Field(gt=0.0, le=86400.0)] = 120.0

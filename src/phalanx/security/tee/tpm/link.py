@@ -59,7 +59,6 @@ class _DeviceLink:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def exchange_command(self, command: bytes) -> bytes:
-        """As `TpmLink` says."""
         try:
             os.write(self._fd, command)
             return os.read(self._fd, _MAX_RESPONSE_BYTES)
@@ -67,7 +66,6 @@ class _DeviceLink:
             raise TpmError(f"TPM at {self._path}: {exc.strerror}") from exc
 
     def close(self) -> None:
-        """As `TpmLink` says."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -82,7 +80,6 @@ class _SocketLink:
         self._connection = connection
 
     def exchange_command(self, command: bytes) -> bytes:
-        """As `TpmLink` says."""
         try:
             self._connection.sendall(command)
             head = self._receive_bytes(_HEADER_BYTES)
@@ -94,7 +91,6 @@ class _SocketLink:
             raise TpmError(f"TPM: the connection broke ({exc})") from exc
 
     def close(self) -> None:
-        """As `TpmLink` says."""
         self._connection.close()
 
     def _receive_bytes(self, size: int) -> bytes:

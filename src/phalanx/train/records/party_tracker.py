@@ -1,4 +1,4 @@
-"""The book of a session's parties: it follows events, roles, checks and links, and makes a row of each party."""
+"""The tracker of a session's parties: it follows events, roles, checks and links, and makes a row of each party."""
 
 import threading
 import time
@@ -44,7 +44,7 @@ class _Party:
 
 
 class PartyTracker:
-    """The book of the parties; the owner's thread tells it what happens, others read it.
+    """Tracks the parties; the owner's thread reports events to it, other threads read it.
 
     Args:
         clock: Seconds since 1970.

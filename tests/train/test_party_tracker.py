@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.pipeline import StageChecks
 from phalanx.train.records.history import RunHistory
-from phalanx.train.records.party_book import PartyTracker
+from phalanx.train.records.party_tracker import PartyTracker
 
 
 class Clock:
