@@ -100,7 +100,6 @@ def saved_by_peft(name, home, blocks=4, **options):
     return adapted
 
 
-@pytest.mark.quick_cases("*-1", "llama-4")
 @pytest.mark.parametrize("blocks", [1, 4])
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(SMALL)]

@@ -116,6 +116,7 @@ def other_biases(tensor):
     tensor[:, -1, :-1] += 0.5
 
 
+@pytest.mark.quick_cases("other_memory")
 @pytest.mark.parametrize("lie", [moved_border, other_memory, other_biases])
 def test_a_worker_that_alters_what_it_only_hands_on_is_named(make_company, honest_digest, lie):
     def altered(direction, step, microbatch, tensor):

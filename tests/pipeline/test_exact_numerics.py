@@ -11,6 +11,7 @@ def exact_run(numerics="exact", stages=4, **changes):
     return type(run)(**run.written | {"train": run.train.model_copy(update={"numerics": numerics})})
 
 
+@pytest.mark.quick_cases("exact_fast")
 @pytest.mark.parametrize("numerics", ["exact", "exact_fast"])
 def test_an_honest_company_learns_the_same_bits_in_any_layout(make_company, numerics):
     digests = set()

@@ -46,7 +46,7 @@ def test_a_verified_step_learns_the_routers_losses_of_all_stages(make_company):
     assert abs(norms[True] - norms[False]) > 1e-4 * norms[False]
 
 
-@pytest.mark.quick_cases("sign_flip")
+@pytest.mark.quick_cases("gaussian")
 @pytest.mark.parametrize("attack", ["sign_flip", "gaussian"])
 def test_a_liar_among_experts_is_named_and_no_bit_is_lost(make_company, honest_digest, tmp_path, attack):
     run = mixture_run()

@@ -125,6 +125,7 @@ def one_process(company, secret, num_steps):
     return dict(model.named_parameters()), norms
 
 
+@pytest.mark.quick_cases("lockstep")
 @pytest.mark.parametrize("guard", [LOCKSTEP, UNGUARDED], ids=["lockstep", "unguarded"])
 def test_stages_come_to_what_one_process_does_with_the_same_groups_and_noise(start, known_noise, guard):
     company = start(private_run(guard))
@@ -255,6 +256,7 @@ def test_across_classes_a_stage_that_hides_rows_otherwise_is_named(start, liar, 
     assert "seeds of the noise" in facts["rests on the owner's word"]
 
 
+@pytest.mark.quick_cases("absent")
 @pytest.mark.parametrize("seeds", ["absent", "others"])
 def test_a_gradient_with_noise_is_redone_with_its_seeds_alone(start, seeds):
     company = start(private_run(spares=1), {1: Actor(wrap_copy=without_noise)})

@@ -97,6 +97,7 @@ def test_every_family_that_writes_texts_is_among_the_configs():
     assert {config["model_type"] for config in TINY.values()} == writing
 
 
+@pytest.mark.quick_cases("bloom", "qwen3_moe", "llama-longrope", "llama-dynamic", "gemma2")
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(TINY)]
 )
@@ -127,6 +128,7 @@ class Company:
         return explain_any_evidence(self.home / verdict.evidence, self.authority, "run-1")
 
 
+@pytest.mark.quick_cases("llama")
 @pytest.mark.parametrize("name", ["phi3", "llama"])
 def test_texts_that_grow_beyond_the_limit_of_longrope_convict_nobody(name, tmp_path):
     policy = policy_of((PLANNED | ARCHITECTURES)[name] | LONG)
@@ -151,6 +153,7 @@ def test_padding_behind_a_short_text_does_not_turn_its_rotations():
     assert max(one.logprob_gaps.max() for one in reread) < 1e-4
 
 
+@pytest.mark.quick_cases("qwen3_moe-int8_weights", "*-wrong_temperature")
 @pytest.mark.parametrize("kind", ["int8_weights", "wrong_temperature", "best_of_several"])
 @pytest.mark.parametrize("name", ["phi3-longrope", "qwen3_moe", "bloom"])
 def test_a_liar_is_convicted_in_these_families_too(kind, name, tmp_path):
@@ -240,6 +243,7 @@ def undecided(request):
     return policy, nudges, asked.model_copy(update={"policy": policy.full_digest})
 
 
+@pytest.mark.quick_cases("undecided0")
 def test_a_writer_at_a_near_tie_of_a_router_is_not_convicted(undecided, tmp_path):
     policy, nudges, request = undecided
     first = request.model_copy(update={"prompts": request.prompts[:1]})
@@ -254,6 +258,7 @@ def test_a_writer_at_a_near_tie_of_a_router_is_not_convicted(undecided, tmp_path
     assert found.owner.dismissals == []
 
 
+@pytest.mark.quick_cases("undecided1")
 def test_a_liar_is_convicted_beside_a_near_tie(undecided, tmp_path):
     policy, _, request = undecided
 

@@ -120,6 +120,7 @@ def test_a_liar_is_named_and_nothing_of_it_is_trained_on(kind, careful, policy, 
     assert facts["conclusion"].startswith("holds: writer-1 signed")
 
 
+@pytest.mark.quick_cases("0.0", "1e-05")
 @pytest.mark.parametrize("lr", [1e-5, 1e-6, 0.0])
 def test_a_policy_that_is_older_by_a_step_within_every_tolerance_is_named_and_an_honest_worker_never(
     policy, scene, tmp_path, lr
