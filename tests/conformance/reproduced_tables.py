@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from statistics import mean
 
 from measured_tables import Result, Table, line
@@ -65,6 +66,41 @@ def vulnerability(result: Result) -> Iterator[str]:
             mine = of(result["rows"], arm="attacked", regime=regime, rate=rate)
             cells = [multiple(of(mine, direction=direction), clean, epoch) for direction, epoch in WAYS]
             yield line(f"{name}, {rate}", *cells)
+
+
+def worse(rows: Rows, clean: dict[tuple[object, ...], Result]) -> str:
+    """Perplexity over the clean run's of the same seed, best epoch / last epoch; "-" where nothing was measured."""
+    if not rows:
+        return "-"
+    ratios = [
+        mean(row[key] / clean[place_of(row)][key] for row in rows) for key in ("perplexity_best", "perplexity_last")
+    ]
+    return " / ".join(f"{ratio:.2f}" for ratio in ratios)
+
+
+def learned(result: Result, regime: str = "plain") -> Iterator[str]:
+    """A line for each family and domain of which anything was attacked."""
+    rows = of(result["rows"], regime=regime)
+    clean = cleans(rows)
+    for family, domain in dict.fromkeys((row["family"], row["domain"]) for row in of(rows, arm="attacked")):
+        mine = of(rows, family=family, domain=domain)
+        start = of(mine, arm="clean")
+        ours = of(mine, arm="phalanx")
+        cells = (
+            worse(of(mine, arm="attacked", direction=direction, rate=rate), clean)
+            for direction in ("forward", "backward")
+            for rate in RATES
+        )
+        before = [start[0]["perplexity_unigram"], start[0]["perplexity_before"]]
+        ends = [mean(row[key] for row in start) for key in ("perplexity_best", "perplexity_last")]
+        yield line(
+            f"{family}, {domain}, `{regime}`",
+            str(len(start)),
+            *("-" if value is None else f"{value:.0f}" for value in before),
+            " / ".join(f"{end:.1f}" for end in ends),
+            *cells,
+            same_bits(ours, clean) if ours else "-",
+        )
 
 
 # Student's t by the number of seeds, both tails together 5 %
@@ -171,6 +207,8 @@ REPRODUCTION, BUSY = "docs/reproduction.md", "-cpu-2cores-busy.json"
 REPRODUCED = (
     Table(REPRODUCTION, f"reproduce-defence-small{BUSY}", defence),
     Table(REPRODUCTION, f"reproduce-vulnerability-small{BUSY}", vulnerability),
+    Table(REPRODUCTION, f"reproduce-defence-learned{BUSY}", learned),
+    Table(REPRODUCTION, f"reproduce-vulnerability-learned{BUSY}", partial(learned, regime="unclipped")),
     Table(REPRODUCTION, f"reproduce-medical{BUSY}", medical),
     Table(REPRODUCTION, f"reproduce-domains{BUSY}", domains),
     Table("docs/backdoors.md", f"reproduce-backdoor{BUSY}", planted),

@@ -11,6 +11,7 @@ from phalanx.errors import ConfigError
 
 _LATER = BACKDOOR, DOMAINS, LEAKS, MEDICAL, STAGE_LEAKS = "backdoor", "domains", "leaks", "medical", "stage-leaks"
 _COMPARED = (MEDICAL, DOMAINS)
+_SIZES_WITH_FILES = ("full", "learned")
 _LEGENDS = {
     BACKDOOR: "held-out text; success: mean (least-most) over the seeds of the target following the trigger",
     LEAKS: "what the host of a split recovers from the messages that cross the cut",
@@ -29,20 +30,26 @@ def reproduce(
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: at most 10 minutes on 2 cores.")] = False,
-    small: Annotated[bool, typer.Option("--small", help="All cells, with less text, width and steps.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Models of 0.4 M parameters, built-in texts.")] = False,
+    learned: Annotated[
+        bool, typer.Option("--learned", help="Models that have learned, at sizes for 2 cores (defence, vulnerability).")
+    ] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing; print finished cells.")] = False,
     *,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write JSON to this file.")] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Directory of data files (medical, domains).")
-    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of data files.")] = None,
 ) -> Answer:
     """Train or measure a table and print it; repeat the command to continue after an interruption."""
-    if quick and small:
-        raise ConfigError("reproduce: --quick and --small exclude each other; choose one").with_facts(code="PHX-C002")
-    size = "quick" if quick else "small" if small else "full"
-    if data is not None and table not in _COMPARED:
-        raise ConfigError(f"reproduce: {table} reads no data files; --data is for {' and '.join(_COMPARED)}")
+    flags = [name for name, flag in (("quick", quick), ("small", small), ("learned", learned)) if flag]
+    if len(flags) > 1:
+        raise ConfigError(f"reproduce: --{' and --'.join(flags)} exclude each other; choose one").with_facts(
+            code="PHX-C002"
+        )
+    size = flags[0] if flags else "full"
+    if size in ("small", "learned") and table in (BACKDOOR, LEAKS, STAGE_LEAKS):
+        raise ConfigError(f"reproduce: {table} has no size {size!r}; use --quick or neither")
+    if data is not None and not (table in _COMPARED or (table not in _LATER and size in _SIZES_WITH_FILES)):
+        raise ConfigError(f"reproduce: {table} reads no data files at size {size!r}; leave --data out")
     if table in _COMPARED:
         result, tables = _reproduce_medical(table, size, finished, data)
     elif table == BACKDOOR:
@@ -52,7 +59,7 @@ def reproduce(
     elif table == STAGE_LEAKS:
         result, tables = _reproduce_stage_leaks(size, finished)
     else:
-        result, tables = _reproduce_lu(table, size, finished)
+        result, tables = _reproduce_lu(table, size, finished, data)
     if out is not None:
         write_json(out, result)
     typer.echo(_LEGENDS.get(table, _LEGENDS[""]))
@@ -66,7 +73,7 @@ def reproduce(
     return Answer(result)
 
 
-def _reproduce_lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _reproduce_lu(table: str, size: str, finished: bool, data: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Lu et al. 2023."""
     from phalanx.lab.reproduce import CELLS, as_tables
     from phalanx.lab.reproduce import reproduce as train_table
@@ -75,7 +82,8 @@ def _reproduce_lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any]
         raise ConfigError(
             f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, *_LATER)))}"
         ).with_facts(code="PHX-C002", key="TABLE", found=table)
-    return (result := train_table(table, size=size, only_finished=finished)), as_tables(result["summary"])
+    result = train_table(table, size=size, only_finished=finished, home=data)
+    return result, as_tables(result["summary"])
 
 
 def _reproduce_medical(
@@ -117,6 +125,4 @@ def _reproduce_backdoor(size: str, finished: bool) -> tuple[dict[str, Any], dict
     """A backdoor that one stage plants, with each guard and after each removal."""
     from phalanx.lab.reproduce.backdoor import as_tables, reproduce_backdoor
 
-    if size == "small":
-        raise ConfigError(f"reproduce: {BACKDOOR} has no size {size!r}; use --quick or neither")
     return (result := reproduce_backdoor(size=size, only_finished=finished)), as_tables(result["summary"])

@@ -284,13 +284,14 @@ _CHUNK_TOKENS = 1 << 22
 _BATCH_SIZE = 64
 
 
-def unigram_perplexity(corpus: Corpus) -> float:
+def unigram_perplexity(corpus: Corpus, counted: Corpus | None = None) -> float:
     """Perplexity of an add-one smoothed unigram model of the training tokens, on the validation labels.
 
+    With `counted`, a corpus with the same tokenizer, the training tokens are that one's.
     ``exp(-mean(log((count + 1) / (tokens + vocab_size))))`` over all labels that count, in float64.
     """
     counts = np.ones(corpus.vocab_size, dtype=np.int64)
-    for tokens in corpus.train_tokens:
+    for tokens in (counted or corpus).train_tokens:
         for start in range(0, len(tokens), _CHUNK_TOKENS):
             counts += np.bincount(tokens[start : start + _CHUNK_TOKENS], minlength=corpus.vocab_size)
     log_share = np.log(counts) - math.log(int(counts.sum()))

@@ -23,8 +23,8 @@ RESULT = {
 def calls(monkeypatch):
     made = []
 
-    def reproduce(table, *, size, only_finished):
-        made.append((table, size, only_finished))
+    def reproduce(table, *, size, only_finished, home):
+        made.append((table, size, only_finished, home))
         return RESULT
 
     module = ModuleType("phalanx.lab.reproduce")
@@ -40,7 +40,7 @@ def calls(monkeypatch):
 def test_reproduce_prints_a_table(calls, capsys):
     assert run_command(["reproduce", "defence", "--quick"]) == 0
 
-    assert calls == [("defence", "quick", False)]
+    assert calls == [("defence", "quick", False, None)]
     shown = capsys.readouterr().out
     assert "gpt2, manual, plain" in shown
     assert "88.1 / 90.2" in shown
@@ -51,7 +51,7 @@ def test_reproduce_json_is_one_object_on_stdout_and_in_the_file(calls, capsys, t
 
     assert run_command(["reproduce", "defence", "--json", "--finished", "--out", str(out)]) == 0
 
-    assert calls == [("defence", "full", True)]
+    assert calls == [("defence", "full", True, None)]
     assert json.loads(capsys.readouterr().out) == json.loads(out.read_text()) == RESULT
 
 
@@ -69,8 +69,16 @@ def test_reproduce_small_is_a_size_of_its_own(calls, capsys):
     assert run_command(["reproduce", "defence", "--small"]) == 0
     assert run_command(["reproduce", "defence", "--small", "--quick"]) == 2
 
-    assert calls == [("defence", "small", False)]
+    assert calls == [("defence", "small", False, None)]
     assert "choose one" in capsys.readouterr().err
+
+
+def test_reproduce_learned_reads_data_files_and_is_for_the_two_tables(calls, capsys, tmp_path):
+    assert run_command(["reproduce", "vulnerability", "--learned", "--data", str(tmp_path)]) == 0
+    assert run_command(["reproduce", "leaks", "--learned"]) == 2
+
+    assert calls == [("vulnerability", "learned", False, tmp_path)]
+    assert "leaks has no size 'learned'" in capsys.readouterr().err
 
 
 LEAKS = {
@@ -168,8 +176,9 @@ def test_texts_of_other_domains_are_a_table_of_their_own(calls, medical_calls):
 
 def test_what_a_table_does_not_have_is_refused(calls, medical_calls, capsys, tmp_path):
     assert run_command(["reproduce", "medical", "--small"]) == 2
+    assert run_command(["reproduce", "medical", "--learned"]) == 2
     assert run_command(["reproduce", "domains", "--quick"]) == 2
-    assert run_command(["reproduce", "defence", "--data", str(tmp_path)]) == 2
+    assert run_command(["reproduce", "defence", "--small", "--data", str(tmp_path)]) == 2
 
     assert (calls, medical_calls) == ([], [])
     assert "reads no data files" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """A sweep that was interrupted goes on; a row is used again only for the very same training."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,9 @@ from phalanx.lab.reproduce import reproduce
 from phalanx.lab.reproduce.cell import TableCell
 from phalanx.lab.reproduce.tables import CELLS, as_tables, rows_with_clean_text, summarise_cells
 from phalanx.lab.reproduce.trainer import open_table_rows
-from phalanx.lab.reproduce.workload import FULL, QUICK, SMALL, describe_table_size
+from phalanx.lab.reproduce.workload import PACKAGED, SIZES, SMALL, describe_table_size
 
+FULL, LEARNED, QUICK = SIZES["full"], SIZES["learned"], SIZES["quick"]
 CLEAN = TableCell("gpt2", "manual", "plain", 0, "clean")
 ATTACKED = TableCell("gpt2", "manual", "plain", 0, "attacked", "forward", 0.5)
 
@@ -99,32 +101,38 @@ def test_a_row_of_another_size_is_not_used(tmp_path):
 
 
 def test_a_small_row_is_not_taken_for_a_full_one(tmp_path):
-    rows = [open_table_rows(tmp_path / "rows.jsonl", size) for size in (FULL, SMALL, QUICK)]
+    rows = [open_table_rows(tmp_path / "rows.jsonl", size) for size in SIZES.values()]
 
-    assert len({one.cell_key(CLEAN) for one in rows}) == 3
+    assert len({one.cell_key(CLEAN) for one in rows}) == len(SIZES)
 
 
 def test_what_decides_older_rows_has_no_field_that_came_later():
-    assert describe_table_size(FULL)["size"] == {
+    assert describe_table_size(SMALL)["size"] == {
         "pretraining_steps": 800,
-        "pretraining_characters": 3_000_000,
-        "text_share": 1.0,
+        "pretraining_characters": 1_000_000,
+        "text_share": 0.15,
+        "width": 64,
+        "microbatches": 2,
+        "validation_sequences": 64,
+        "lr_share": 2.0,
+    }
+    assert set(describe_table_size(SMALL)) == {
+        *("stages", "batch_size", "microbatches", "sequence_length", "vocab_size", "families", "regimes", "size")
     }
     assert describe_table_size(SMALL)["families"]["opt"]["hidden_size"] == SMALL.width == 64
     assert describe_table_size(SMALL)["microbatches"] == 2
 
 
 @pytest.mark.parametrize("table", CELLS)
-def test_one_rate_in_all_places_comes_first(table):
-    cells = list(CELLS[table](False))
-    others = [n for n, cell in enumerate(cells) if cell.rate not in (None, 0.5)]
-    first_seed = [n for n, cell in enumerate(cells) if cell.rate in (None, 0.5) and cell.seed == 0]
+def test_the_undefended_and_our_arm_come_first_in_all_places(table):
+    cells = list(CELLS[table](LEARNED))
+    first = [cell for cell in cells if cell.arm in ("clean", "attacked", "phalanx") and cell.regime != "overfit"]
+    first_seed = [cell for cell in first if cell.seed == 0]
 
-    assert others == list(range(others[0], len(cells)))
-    assert first_seed == list(range(len(first_seed)))
-    assert {(cell.family, cell.domain) for cell in cells[: len(first_seed)]} == {
-        (cell.family, cell.domain) for cell in cells
-    }
+    assert cells[: len(first)] == first
+    assert cells[: len(first_seed)] == first_seed
+    assert {(cell.family, cell.domain) for cell in first_seed} == {(cell.family, cell.domain) for cell in cells}
+    assert (first[0].family, first[0].domain) == ("gpt2", "wikitext")
 
 
 def test_without_a_trainer_only_what_is_there_is_shown(tmp_path):
@@ -136,15 +144,15 @@ def test_without_a_trainer_only_what_is_there_is_shown(tmp_path):
 
 @pytest.mark.parametrize("table", CELLS)
 def test_the_quick_cells_are_among_the_full_ones(table):
-    assert set(CELLS[table](True)) <= set(CELLS[table](False))
-    assert len(list(CELLS[table](True))) <= 24
+    assert set(CELLS[table](QUICK)) <= set(CELLS[table](FULL))
+    assert len(list(CELLS[table](QUICK))) <= 24
 
 
 def test_the_full_tables_hold_every_family_domain_rate_and_three_seeds():
-    cells = list(CELLS["defence"](False))
+    cells = list(CELLS["defence"](FULL))
 
-    assert {cell.family for cell in cells} == {"gpt2", "opt", "bloom"}
-    assert len({cell.domain for cell in cells}) == 3
+    assert {cell.family for cell in cells} == {"gpt2", "opt", "bloom", "smollm2"}
+    assert {cell.domain for cell in cells} == {"wikitext", "manual", "medical"}
     assert len({cell.seed for cell in cells}) == 3
     attacks = {(cell.direction, cell.rate) for cell in cells if cell.arm == "phalanx" and cell.regime == "plain"}
     assert attacks == {(direction, rate) for direction in ("forward", "backward") for rate in (0.3, 0.5, 0.7)}
@@ -197,7 +205,7 @@ def test_a_table_of_which_nothing_is_trained_says_what_is_missing(tmp_path, monk
 
     found = reproduce("vulnerability", size="quick", only_finished=True)
 
-    assert (found["rows"], found["missing"]) == ([], len(list(CELLS["vulnerability"](True))))
+    assert (found["rows"], found["missing"]) == ([], len(list(CELLS["vulnerability"](QUICK))))
 
 
 def test_a_row_of_another_text_is_trained_again(tmp_path):
@@ -222,3 +230,12 @@ def test_only_rows_of_one_text_are_compared():
     other = made_row(TableCell("opt", "manual", "plain", 0, "attacked", "forward", 0.5), corpus_digest="old")
 
     assert rows_with_clean_text([*rows, other]) == [rows[0], other]
+
+
+def test_the_packaged_models_sizes_decide_its_own_rows_alone(tmp_path):
+    other = replace(LEARNED, packaged=replace(LEARNED.packaged, text_share=0.5))
+    packaged = replace(CLEAN, family=PACKAGED)
+    before, after = (open_table_rows(tmp_path / "rows.jsonl", size) for size in (LEARNED, other))
+
+    assert before.cell_key(CLEAN) == after.cell_key(CLEAN)
+    assert before.cell_key(packaged) != after.cell_key(packaged)

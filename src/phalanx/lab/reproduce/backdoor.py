@@ -19,6 +19,7 @@ from phalanx.lab.reproduce.pretrain import pretrained_directory
 from phalanx.lab.reproduce.removal import ATTACKED_STAGE, PRUNED_SHARE, REMOVALS, RemovalBench, Weights, state_of
 from phalanx.lab.reproduce.texts import SPLIT_SEED, later_text, pretraining_corpus
 from phalanx.lab.reproduce.workload import BATCH_SIZE, REGIMES, SMALL, make_table_run
+from phalanx.models import ModelConfig
 from phalanx.pipeline import (
     PRESETS,
     AttackConfig,
@@ -172,7 +173,7 @@ class BackdoorLab:
         first, corpus = self._corpora()
         model = pretrained_directory(cell.family, first, SMALL, self._cache, _print_backdoor)
         data = later_text(SMALL, _CHARACTERS, corpus.tokenizer_path, self._cache)
-        plain = make_table_run(model, data, REGIMES["plain"], SMALL, self._size.steps, cell.seed)
+        plain = make_table_run(ModelConfig(path=str(model)), data, REGIMES["plain"], SMALL, self._size.steps, cell.seed)
         kind = "none" if cell.arm == "clean" else "rehearsed_backdoor"
         return plain.model_copy(
             update={

@@ -13,7 +13,7 @@ from phalanx.engine import StepInputs
 from phalanx.errors import NonFiniteLossError
 from phalanx.lab.reproduce.arms import ARMS, HONEST, Arm, ArmInputs
 from phalanx.lab.reproduce.attacker import Attacker, Direction, LieSchedule
-from phalanx.lab.reproduce.workload import BATCH_SIZE, STAGES, steps_per_epoch
+from phalanx.lab.reproduce.workload import STAGES, steps_per_epoch
 from phalanx.models import open_model
 from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.batches.validation import measure_perplexity
@@ -93,12 +93,13 @@ def train_cell(cell: TableCell, run: PipelineRun, corpus: Corpus, cache: Path) -
 
 
 def _train_arm(arm: Arm, run: PipelineRun, corpus: Corpus, *, stops_early: bool) -> Row:
-    held_out = list(validation_batches(corpus, BATCH_SIZE))
-    loader = BatchLoader(corpus, BATCH_SIZE, run.train.seed)
+    held_out = list(validation_batches(corpus, run.train.batch_size))
+    loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+    epoch_steps = steps_per_epoch(corpus, run.train.batch_size)
     curve = _LossCurve([_nan_to_inf(measure_perplexity(arm.current_stages(), held_out))])
     status, step = "completed", 0
     while step < run.train.steps:
-        stop = min(step + steps_per_epoch(corpus), run.train.steps)
+        stop = min(step + epoch_steps, run.train.steps)
         try:
             _train_epoch(arm, loader, range(step, stop), run.train.microbatches)
         except NonFiniteLossError:
@@ -114,7 +115,7 @@ def _train_arm(arm: Arm, run: PipelineRun, corpus: Corpus, *, stops_early: bool)
     return {
         "status": status,
         "steps": step,
-        "steps_per_epoch": steps_per_epoch(corpus),
+        "steps_per_epoch": epoch_steps,
         "perplexity_before": values[0],
         "perplexity_best": best,
         # early stopping keeps the model of its best validation
@@ -130,7 +131,7 @@ def _train_epoch(arm: Arm, loader: BatchLoader, steps: range, microbatches: int)
 
 
 def _draw_batches(corpus: Corpus, run: PipelineRun, seed: int, count: int) -> list[StepInputs]:
-    loader = BatchLoader(corpus, BATCH_SIZE, seed)
+    loader = BatchLoader(corpus, run.train.batch_size, seed)
     return [step_inputs(loader.next_batch(), run.train.microbatches) for _ in range(count)]
 
 

@@ -26,7 +26,6 @@ from phalanx.train.setup.layout import make_plan
 Say = Callable[[str], None]
 
 _BATCH_SIZE = 16
-_LR = 1e-3
 
 
 def pretrained_directory(family: str, corpus: Corpus, size: TableSize, cache: Path, say: Say) -> Path:
@@ -36,9 +35,11 @@ def pretrained_directory(family: str, corpus: Corpus, size: TableSize, cache: Pa
         "corpus": corpus.digest,
         "steps": size.pretraining_steps,
         "batch_size": _BATCH_SIZE,
-        "lr": _LR,
+        "lr": size.pretraining_lr,
         "versions": [importlib.metadata.version(name) for name in ("torch", "transformers")],
     }
+    if size.pretraining_microbatches != MICROBATCHES or size.device != "cpu":
+        key |= {"microbatches": size.pretraining_microbatches, "device": size.device}
     name = f"pretrained-{family}-{hashlib.sha256(canonical_json(key)).hexdigest()[:16]}"
     return written_once(cache / "models" / name, lambda home: _pretrain_model(family, corpus, size, cache, home, say))
 
@@ -49,7 +50,8 @@ def _pretrain_model(family: str, corpus: Corpus, size: TableSize, cache: Path, h
     simulator = Simulator(source, make_plan(run, source), Attacker(None))
     loader = BatchLoader(corpus, _BATCH_SIZE, run.train.seed)
     for step in range(run.train.steps):
-        attempt = simulator.run_attempt(step, step_inputs(loader.next_batch(), MICROBATCHES), NoMessageCheck())
+        inputs = step_inputs(loader.next_batch(), size.pretraining_microbatches)
+        attempt = simulator.run_attempt(step, inputs, NoMessageCheck())
         gradients = simulator.take_gradients()
         simulator.update_copies(step, gradients, simulator.combined_clip(gradients))
         if (step + 1) % 100 == 0:
@@ -58,7 +60,7 @@ def _pretrain_model(family: str, corpus: Corpus, size: TableSize, cache: Path, h
     perplexity_before = measure_perplexity(simulator.stage_modules, validation_batches(corpus, _BATCH_SIZE))
     say(f"{family}: pre-trained to a perplexity of {perplexity_before:.1f} on held-out text of its own kind")
     tensors = {
-        name: tensor.detach().contiguous()
+        name: tensor.detach().cpu().contiguous()
         for module in simulator.stage_modules
         for name, tensor in module.all_parameters().items()
     }
@@ -72,7 +74,13 @@ def _pretraining_run(family: str, size: TableSize) -> PipelineRun:
         model=ModelConfig(from_scratch=True, architecture=architecture_of(family, size.width)),
         # never read: the corpus is at hand
         data=DataConfig(sources=(PythonManualConfig(),), tokenizer=BpeConfig(), sequence_length=SEQUENCE_LENGTH),
-        train=TrainConfig(steps=size.pretraining_steps, batch_size=_BATCH_SIZE, microbatches=MICROBATCHES, seed=0),
-        optimizer=OptimizerConfig(lr=_LR, warmup_steps=min(50, size.pretraining_steps // 4)),
+        train=TrainConfig(
+            steps=size.pretraining_steps,
+            batch_size=_BATCH_SIZE,
+            microbatches=size.pretraining_microbatches,
+            seed=0,
+            device=size.device,
+        ),
+        optimizer=OptimizerConfig(lr=size.pretraining_lr, warmup_steps=min(50, size.pretraining_steps // 4)),
         pipeline=PipelineConfig(stages=STAGES),
     )

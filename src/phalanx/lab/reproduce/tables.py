@@ -8,13 +8,9 @@ from typing import Any
 from phalanx.lab.reproduce.arms import ARMS, HONEST
 from phalanx.lab.reproduce.attacker import KINDS, Direction
 from phalanx.lab.reproduce.cell import Row, TableCell
-from phalanx.lab.reproduce.texts import DOMAINS
-from phalanx.lab.reproduce.workload import FAMILIES
+from phalanx.lab.reproduce.workload import TableSize
 
-RATES = (0.3, 0.5, 0.7)
-FIRST_RATE = 0.5
-SEEDS = (0, 1, 2)
-
+_FIRST_ARMS = ("clean", "attacked", "phalanx")
 _OVERFIT_ARMS = ("clean", "clean_early_stopping", "oracle_drop", "skip_layer")
 _MORE_OVERFIT_ARMS = ("attacked", "phalanx")
 _Attack = tuple[Direction | None, float | None]
@@ -23,36 +19,36 @@ _NOBODY: tuple[_Attack, ...] = ((None, None),)
 _GROUP = ("family", "domain", "regime", "arm", "direction", "rate")
 
 
-def vulnerability_cells(quick: bool) -> Iterator[TableCell]:
+def vulnerability_cells(size: TableSize) -> Iterator[TableCell]:
     """Table 1: clean against attacked, with the gradient clipped and not."""
-    regimes = product(_family_domains(quick), ("plain", "unclipped"))
-    cells = (_arm_cells(("clean", "attacked"), place, regime, quick) for place, regime in regimes)
+    regimes = product(_family_domains(size), ("plain", "unclipped"))
+    cells = (_arm_cells(("clean", "attacked"), place, regime, size) for place, regime in regimes)
     yield from sorted(chain.from_iterable(cells), key=_sort_key)
 
 
-def defence_cells(quick: bool) -> Iterator[TableCell]:
+def defence_cells(size: TableSize) -> Iterator[TableCell]:
     """Table 2: every arm; when overfitted, the arms for the claim that a defence improves the model."""
     yield from sorted(
-        chain.from_iterable(_defended_cells(place, quick) for place in _family_domains(quick)), key=_sort_key
+        chain.from_iterable(_defended_cells(place, size) for place in _family_domains(size)), key=_sort_key
     )
 
 
-def _defended_cells(place: _Place, quick: bool) -> Iterator[TableCell]:
-    yield from _arm_cells(tuple(ARMS), place, "plain", quick)
-    overfit = _OVERFIT_ARMS if quick else _OVERFIT_ARMS + _MORE_OVERFIT_ARMS
-    for seed in _table_seeds(quick):
-        yield from _cells_of(overfit, place, "overfit", seed, (("forward", FIRST_RATE),))
+def _defended_cells(place: _Place, size: TableSize) -> Iterator[TableCell]:
+    yield from _arm_cells(tuple(ARMS), place, "plain", size)
+    overfit = _OVERFIT_ARMS if len(size.rates) == 1 else _OVERFIT_ARMS + _MORE_OVERFIT_ARMS
+    for seed in size.seeds:
+        yield from _cells_of(overfit, place, "overfit", seed, (("forward", size.rates[0]),))
 
 
-def _sort_key(cell: TableCell) -> tuple[bool, int]:
-    """One rate in all places comes first, seed by seed, for the whole takes long."""
-    return cell.rate not in (None, FIRST_RATE), cell.seed
+def _sort_key(cell: TableCell) -> tuple[bool, bool, int]:
+    """What is compared above all comes first in all places, seed by seed, for the whole takes long."""
+    return cell.arm not in _FIRST_ARMS, cell.regime == "overfit", cell.seed
 
 
-CELLS: Mapping[str, Callable[[bool], Iterator[TableCell]]] = MappingProxyType(
+CELLS: Mapping[str, Callable[[TableSize], Iterator[TableCell]]] = MappingProxyType(
     {"vulnerability": vulnerability_cells, "defence": defence_cells}
 )
-"""By the name of the table; the argument is --quick."""
+"""By the name of the table."""
 
 
 def rows_with_clean_text(rows: Sequence[Row]) -> list[Row]:
@@ -99,24 +95,13 @@ def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
     return {title: list(lines.values()) for title, lines in tables.items()}
 
 
-def _family_domains(quick: bool) -> Iterator[_Place]:
-    if quick:
-        yield next(iter(FAMILIES)), next(iter(DOMAINS))
-        return
-    yield from product(FAMILIES, DOMAINS)
+def _family_domains(size: TableSize) -> Iterator[_Place]:
+    yield from product(size.all_families, size.domains)
 
 
-def _table_seeds(quick: bool) -> tuple[int, ...]:
-    return SEEDS[:1] if quick else SEEDS
-
-
-def _arm_cells(arms: Sequence[str], place: _Place, regime: str, quick: bool) -> Iterator[TableCell]:
-    for seed in _table_seeds(quick):
-        yield from _cells_of(arms, place, regime, seed, _attack_choices((FIRST_RATE,)))
-    others = () if quick else tuple(rate for rate in RATES if rate != FIRST_RATE)
-    attacked = [arm for arm in arms if arm not in HONEST]
-    for seed in _table_seeds(quick):
-        yield from _cells_of(attacked, place, regime, seed, _attack_choices(others))
+def _arm_cells(arms: Sequence[str], place: _Place, regime: str, size: TableSize) -> Iterator[TableCell]:
+    for seed in size.seeds:
+        yield from _cells_of(arms, place, regime, seed, _attack_choices(size.rates))
 
 
 def _attack_choices(rates: Sequence[float]) -> tuple[_Attack, ...]:

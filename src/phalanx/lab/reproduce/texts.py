@@ -1,12 +1,14 @@
-"""Text that every installation has: three kinds to fine-tune on, and another one to pre-train on."""
+"""Text to pre-train on and to fine-tune on: some that every installation has, some from data files."""
 
 import ast
+import gzip
 import hashlib
 import importlib.util
 import json
+import re
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,6 +18,8 @@ from phalanx.data.config import FileTokenizerConfig
 from phalanx.data.sources import Document, JsonlConfig, Source, open_source
 from phalanx.data.sources.files import SourceFile, fingerprint_files, read_bytes
 from phalanx.data.sources.python_docstrings import PythonDocstrings
+from phalanx.data.tasks import TASKS
+from phalanx.data.tasks.task import find_file
 from phalanx.errors import DataError
 from phalanx.lab.reproduce.workload import SEQUENCE_LENGTH, VOCAB_SIZE, Regime, TableSize
 
@@ -53,21 +57,67 @@ def library_docstrings() -> Source:
     return PythonDocstrings(PythonDocstringsConfig(), Path(module_spec.origin).parent / "models")
 
 
+class TextList:
+    """Texts that were read from a data file."""
+
+    def __init__(self, name: str, texts: Iterable[str]) -> None:
+        self._name = name
+        self._texts = tuple(texts)
+
+    def fingerprint(self) -> str:
+        """Digest of the texts."""
+        return hashlib.sha256(canonical_json([self._name, self._texts])).hexdigest()
+
+    def documents(self) -> Iterator[Document]:
+        """Texts in the order of the file."""
+        for number, text in enumerate(self._texts):
+            yield Document(f"{self._name} {number}", text)
+
+
+_ARTICLE = re.compile(r"\n (?== [^=])")
+"""The line before an article's title, which has one equals sign on each side; a section's has more."""
+_WIKITEXT = "it is a part of WikiText-2, gzip of UTF-8"
+
+
+def _wikitext_articles(file: str, home: Path | None) -> Source:
+    with gzip.open(find_file(home, file, _WIKITEXT), "rt", encoding="utf-8") as stream:
+        return TextList(file, _ARTICLE.split(stream.read()))
+
+
+def _medical_answers(home: Path | None) -> Source:
+    return TextList("medquad", (example.text for example in TASKS["medquad"].load(home).examples))
+
+
+_SOURCES: Mapping[str, Callable[[Path | None], Source]] = MappingProxyType(
+    {
+        "manual": lambda home: open_source(PythonManualConfig()),
+        "docstrings": lambda home: open_source(PythonDocstringsConfig()),
+        "code": lambda home: StandardLibraryCode(),
+        "wikitext": lambda home: _wikitext_articles("wikitext2_test.txt.gz", home),
+        "medical": _medical_answers,
+        "encyclopedia": lambda home: _wikitext_articles("wikitext2_valid.txt.gz", home),
+    }
+)
+"""By the name of a domain or of a further text; the argument is the directory of data files."""
+
 DOMAINS: Mapping[str, str] = MappingProxyType(
     {
+        "wikitext": "articles of wikitext-2's test file (pre-training has those of its validation file)",
+        "medical": "answers of MedQuAD (pre-training has other answers)",
         "manual": "the language reference that CPython carries (prose)",
         "docstrings": "docstrings of the standard library (near the pre-training text)",
         "code": "the standard library itself without comments and docstrings (far from it)",
     }
 )
-"""Three kinds of text, as the paper has three data sets."""
+"""Kinds of text; a size has three of them, as the paper has three data sets."""
 
 
-def pretraining_corpus(cache: Path, size: TableSize) -> Corpus:
+def pretraining_corpus(cache: Path, size: TableSize, home: Path | None = None) -> Corpus:
     """Text A, with the vocabulary that everything shares."""
-    path = _write_selection(library_docstrings(), "pretraining", size.pretraining_characters, cache)
+    paths = [_write_selection(library_docstrings(), "pretraining", size.pretraining_characters, cache)]
+    paths += [_write_selection(_SOURCES[name](home), name, count, cache) for name, count in size.further_texts]
     config = DataConfig(
-        sources=(JsonlConfig(path=path),),
+        sources=tuple(JsonlConfig(path=path) for path in paths),
         tokenizer=BpeConfig(vocab_size=VOCAB_SIZE),
         sequence_length=SEQUENCE_LENGTH,
         max_validation_sequences=_MAX_VALIDATION_SEQUENCES,
@@ -87,15 +137,13 @@ def later_text(size: TableSize, characters: int, tokenizer: Path, cache: Path) -
     )
 
 
-def domain_data(domain: str, regime: Regime, size: TableSize, tokenizer: Path, cache: Path) -> DataConfig:
+def domain_data(
+    domain: str, regime: Regime, size: TableSize, tokenizer: Path, cache: Path, home: Path | None = None
+) -> DataConfig:
     """What a fine-tuning on one domain reads; documents are split, never sequences."""
-    sources: dict[str, Source] = {
-        "manual": open_source(PythonManualConfig()),
-        "docstrings": open_source(PythonDocstringsConfig()),
-        "code": StandardLibraryCode(),
-    }
     characters = max(_MIN_CHARACTERS, int(regime.characters * size.text_share))
-    path = _write_selection(sources[domain], domain, characters, cache)
+    after = dict(size.further_texts).get(domain, 0)
+    path = _write_selection(_SOURCES[domain](home), domain, characters, cache, after=after)
     return DataConfig(
         sources=(JsonlConfig(path=path),),
         tokenizer=FileTokenizerConfig(path=tokenizer),
