@@ -9,6 +9,7 @@ import torch
 from phalanx.errors import NoHolderError
 from phalanx.pipeline import GuardConfig, PipelineConfig, StageCopy
 from phalanx.pipeline.protocol.messages import Activation, AuditReport, Bulk, Commit, GradientHeld, UpdateReport
+from phalanx.pipeline.verify.state_agreement import _agreed_among
 from phalanx.testing import Actor, OutgoingMessage, WorkerCrash, rewrite_only, tampering, tiny_run
 
 
@@ -278,7 +279,11 @@ def test_two_that_lie_alike_outvote_no_third_where_another_party_dies_before_sta
     def number(name):
         return int(name.rpartition("-")[2])
 
-    liars = {number(name): Actor(alter_first_update) for name in (holder, shadow)}
+    def withhold(outgoing):
+        # so that nothing is compared before the death
+        return () if isinstance(outgoing.message, UpdateReport) and outgoing.message.step == 2 else (outgoing,)
+
+    liars = {number(holder): Actor(alter_first_update), number(shadow): Actor(alter_first_update, rewrite=withhold)}
     company = make_company(run, {**liars, number(victim): Actor(rewrite=die)})
 
     company.run(3)
@@ -287,3 +292,12 @@ def test_two_that_lie_alike_outvote_no_third_where_another_party_dies_before_sta
     assert company.verdicts
     assert second not in (*company.evicted, *company.lost)
     assert company.weights_digest() == honest_digest(tiny_run(4), 3)
+
+
+@pytest.mark.parametrize("odd", ["worker-1", "worker-2", "worker-3"])
+def test_a_state_that_one_of_three_has_signed_otherwise_is_agreed_on_by_no_vote(odd):
+    signed = {name: "one" for name in ("worker-1", "worker-2", "worker-3")}
+
+    assert _agreed_among(signed) == "one"
+    assert _agreed_among(signed | {odd: "other"}) is None
+    assert _agreed_among(signed | {odd: None}) is None
