@@ -2,9 +2,9 @@
 
 ``python scripts/generated_pages.py`` writes `docs/support.md` from the kinds of runs and the support matrix,
 `docs/output_files.md` from the code that writes these files, the drawing of floors in `docs/architecture.md` from
-the import contract, the names of metrics in `docs/watching.md` from their classes, the names of attacks in
-`docs/configuration.md` from their table, and the roles of commands and calls in `docs/roles.md` from
-`policy/rights.py`. A test compares them with the files.
+the import contract, the names of metrics in `docs/watching.md` from their classes, the roles of commands and calls in
+`docs/roles.md` from `policy/rights.py`, and in `docs/configuration.md` the names of attacks from their table and rows
+for new keys from their docstrings. A test compares them with the files.
 """
 
 import ast
@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+
+from config_sections import with_new_keys
 
 from phalanx.lab.attacks import ATTACKS
 from phalanx.policy import CALLS, COMMANDS, FOUR_EYES, ROLES, Right
@@ -106,7 +108,7 @@ def main() -> None:
     page = DOCS / "watching.md"
     page.write_text(with_metrics(page.read_text(encoding="utf-8")), encoding="utf-8")
     page = DOCS / "configuration.md"
-    page.write_text(with_attacks(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page.write_text(with_new_keys(with_attacks(page.read_text(encoding="utf-8"))), encoding="utf-8")
     page = DOCS / "roles.md"
     page.write_text(with_rights(page.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -52,7 +52,7 @@ def require_approvals(action: str, target: Callable[[], str], where: Path) -> No
     """Return when no gate wants a second person for an act, or that person has approved it.
 
     Args:
-        target: Names what the act is done to; asked where a gate wants to know.
+        target: Names the target of the act; called only if a gate needs it.
 
     Raises:
         VerificationError: An approval is missing.

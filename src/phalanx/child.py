@@ -283,7 +283,7 @@ def answer_orders(
 
     Args:
         answer: Takes an order and its content; each message that it yields is sent.
-        memory_bytes: Limit of the memory beside what the process has taken so far.
+        memory_bytes: Limit of further memory, beyond the process's present use.
     """
     with os.fdopen(os.dup(1), "wb") as answers:
         # what a library prints is no answer

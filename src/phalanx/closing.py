@@ -10,7 +10,7 @@ class Closeable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held; closing twice is harmless."""
+        """Release all resources; closing twice is harmless."""
 
     def __enter__(self) -> Self:
         return self

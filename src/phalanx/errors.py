@@ -121,7 +121,7 @@ class ConfigError(PhalanxError, code="PHX-C001", exit_code=2):
 
 
 class InputError(PhalanxError, code="PHX-I001", exit_code=3):
-    """Something on disk is not what it should be, or the disk itself is not."""
+    """A file or directory is missing, malformed or altered, or the disk fails."""
 
 
 class DataError(InputError, code="PHX-I010"):
@@ -137,11 +137,11 @@ class CheckpointError(InputError, code="PHX-I050"):
 
 
 class NoEvidenceError(InputError, code="PHX-I070"):
-    """This machine gives no attestation evidence of the kind that is asked for, or what it gave cannot be used."""
+    """This machine gives no attestation evidence of the requested kind, or the evidence cannot be used."""
 
 
 class DiskError(InputError, code="PHX-I080"):
-    """The disk does not take or give what a log needs; the log itself is not at fault."""
+    """A log cannot be read from or written to the disk; the log itself is intact."""
 
 
 class TransportError(PhalanxError, code="PHX-T001", exit_code=4):
@@ -197,7 +197,7 @@ class WrongProductError(VerificationError, code="PHX-V030"):
 
 
 class SignatureError(VerificationError, code="PHX-V040"):
-    """A signature does not match what it is said to sign."""
+    """A signature does not match the signed bytes."""
 
 
 class AuditLogError(VerificationError, code="PHX-V050"):
@@ -209,7 +209,7 @@ class CutLogError(AuditLogError, code="PHX-V051"):
 
 
 class EvidenceError(VerificationError, code="PHX-V060"):
-    """An evidence file does not prove what it says."""
+    """An evidence file does not prove its verdict."""
 
 
 class IsolationError(VerificationError, code="PHX-V070"):
@@ -327,7 +327,7 @@ def is_disk_fault(exc: OSError) -> bool:
 
 
 def is_closed(exc: OSError) -> bool:
-    """Return whether this user may not do what was tried."""
+    """Return whether the operation failed because this user lacks a permission."""
     return exc.errno in _CLOSED
 
 

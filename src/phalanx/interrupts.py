@@ -30,7 +30,7 @@ _INTERRUPTS = _Interrupts()
 
 @contextlib.contextmanager
 def allow_interrupts() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, and both wait for `uninterrupted` blocks; only the main thread may say so.
+    """SIGTERM ends a run as Ctrl-C does, and both wait for the end of `hold_interrupts` blocks; main thread only.
 
     The caller's own handlers come back afterwards. A handler of Ctrl-C that is not Python's own stays.
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def late_names(package: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package (PEP 562): it finds what the package imports for type checkers alone.
+    """Return the ``__getattr__`` of a package (PEP 562): it finds names that are imported for type checkers alone.
 
     The block ``if TYPE_CHECKING:`` is the one list of these names. Define ``__getattr__`` where type checkers do not
     look: they would take every name for known.

@@ -21,10 +21,9 @@ from phalanx.lab.bench.detection.drills import list_attacks
 from phalanx.models import FAMILIES, LoraConfig, ModelConfig, StageSpec, build_stage, open_model
 from phalanx.models.planned import FamilyByPlan
 from phalanx.objectives import OBJECTIVES, Objective, causal_lm_loss
-from phalanx.optimizers import OptimizerConfig
+from phalanx.optimizers import OptimizerConfig, torch_optimizer
 from phalanx.parallel import ParallelConfig, RankRecipe
 from phalanx.parallel.control.rank_trainer import check_objective
-from phalanx.parallel.data.update import torch_optimizer
 from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.planner import Layout, Recipe, describe_refusal, shape_of
@@ -161,7 +160,7 @@ def test_an_optimizer_is_told_its_own_settings_and_planned_by_what_it_keeps(monk
     with pytest.raises(ValidationError, match='betas has no meaning with kind = "rmsprop"'):
         OptimizerConfig(kind="rmsprop", lr=0.1, betas=(0.5, 0.5))
     weight = torch.nn.Parameter(torch.ones(3, 2))
-    kind, said = torch_optimizer(config, zero=0)
+    kind, said = torch_optimizer(config)
     optimizer = kind([weight], **said)
     weight.sum().backward()
     optimizer.step()

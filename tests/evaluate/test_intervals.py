@@ -7,11 +7,11 @@ import pytest
 
 from phalanx.evaluate.intervals import (
     calibration_interval,
-    coverage_of,
     mean_interval,
     paired_test,
     ratio_interval,
     share_interval,
+    share_with_interval,
 )
 from phalanx.security.privacy.leakage import wilson_interval
 
@@ -35,6 +35,13 @@ def test_wilson_covers_93_to_97_percent_over_the_shares(n):
 
     assert 0.93 <= sum(covered) / len(covered) <= 0.97
     assert min(covered) > 0.90
+
+
+def coverage_of(draw, repetitions, seed):
+    """How often intervals of simulated samples hold the truth, with the interval of that share itself."""
+    generator = np.random.default_rng(seed)
+    intervals = [draw(generator) for _ in range(repetitions)]
+    return share_with_interval(sum(one.low <= truth <= one.high for one, truth in intervals), repetitions)
 
 
 def clustered_share(n, shape):

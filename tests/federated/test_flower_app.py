@@ -156,6 +156,42 @@ def test_a_node_that_takes_a_sites_name_gets_no_frame_as_long_as_the_first_is_th
     assert taken()
 
 
+@pytest.mark.parametrize("answer", ["junk", "nothing", "another", "lost"])
+def test_a_node_that_has_a_sites_name_first_keeps_the_site_out_no_longer_than_a_greeting(scene, monkeypatch, answer):
+    monkeypatch.setattr(bridge, "_GREETING_S", 0.3)
+    grid, honest = scene.engine.grid, scene.engine.grid.tamper
+    squatter, true = 3, 7
+
+    def squat(reply, node, frame):
+        if node != squatter:
+            return honest(reply, node, frame)
+        if answer == "nothing":
+            return None
+        if answer == "lost":
+            return Message(RecordDict({"lost": ConfigRecord({"lost": "no"})}), reply_to=scene_reply(reply))
+        other = scene.engine.frames["south"][0] if answer == "another" else b"PHLX" * 40
+        reply.content["frame"]["frame"].data = other
+        return reply
+
+    grid.tamper = squat
+    del grid.nodes[true]
+    grid.nodes[squatter] = "north"
+    meet(scene, "south")
+    for _ in range(600):
+        if any(one.metadata.node == squatter and one.metadata.kind == "train" for one in grid.asked):
+            break
+        scene.carrier.collect_reply(0.05)
+    grid.nodes[true] = "north"
+
+    meet(scene, *SITES)
+    asked = len(grid.asked)
+    for _ in range(3):
+        ask(scene, *SITES)
+        assert {scene.carrier.collect_reply(LONG_S).site for _ in SITES} == {*SITES}
+
+    assert not any(one.metadata.node == squatter and one.metadata.kind == "train" for one in grid.asked[asked:])
+
+
 @pytest.mark.parametrize("name", [pytest.param("x" * 2**21, id="megabytes"), pytest.param("north\nsouth", id="lines")])
 def test_a_node_with_a_name_that_no_site_has_disturbs_no_other_one(scene, name):
     scene.engine.grid.nodes[3] = name

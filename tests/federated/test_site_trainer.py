@@ -14,6 +14,7 @@ from phalanx.federated.site_trainer import Learning, SiteData, SiteSchedule, Sit
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.objectives import causal_lm_loss
 from phalanx.optimizers import OptimizerConfig
+from phalanx.planner.model.optimizers import OPTIMIZERS, OptimizerFacts
 
 SGD = OptimizerConfig(kind="sgd", lr=0.1, momentum=0.0, weight_decay=0.0, clip_norm=None, schedule="constant")
 ARCHITECTURE = {
@@ -106,6 +107,23 @@ def test_fedavg_with_one_step_of_sgd_is_one_process_on_the_union(tmp_path, sourc
         weights = {name: one + delta[name] for name, one in weights.items()}
     for name, one in weights.items():
         torch.testing.assert_close(scene.owner.weights[name], one, rtol=1e-6, atol=1e-6)
+
+
+def test_a_further_optimizer_of_the_table_trains_a_site_by_its_own_rule(source, monkeypatch):
+    def moments(shape):
+        return dict.fromkeys(("exp_avg", "exp_inf"), shape)
+
+    facts = OptimizerFacts("Adamax", ("lr", "betas", "eps"), ("exp_avg", "exp_inf"), moments, fused="never")
+    monkeypatch.setitem(OPTIMIZERS, "adamax", facts)
+    weights = model_of(source).copy_weights()
+    site = trainer_of(model_of(source), "site-0", (0, 3), 2, SGD.model_copy(update={"kind": "adamax"}))
+
+    delta = site.train_round(1, weights, 0.01, PlainRule(None, weights)).delta
+
+    # its first step is the rate in every number that has a gradient, whatever the size of the gradient
+    moved = torch.cat([change.flatten() for change in delta.values()]).abs()
+    torch.testing.assert_close(moved[moved > 0].median(), torch.tensor(0.01), rtol=1e-3, atol=0.0)
+    assert float(moved.max()) <= 0.01 * 1.001
 
 
 @pytest.mark.parametrize("optimizer", [SGD.model_copy(update={"momentum": 0.9}), OptimizerConfig(lr=1e-2)])

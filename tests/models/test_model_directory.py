@@ -81,3 +81,10 @@ def test_a_config_without_a_family_is_refused(described):
 
 def test_a_known_family_is_taken():
     check_family({"model_type": "llama"}, "config.json")
+
+
+def test_more_layers_than_anybody_builds_are_refused():
+    """A run built them one by one, on no device, before it looked at the weights."""
+    with pytest.raises(ModelError, match="num_hidden_layers: found 1000000000; expected 10000 at most"):
+        check_family({"model_type": "llama", "num_hidden_layers": 10**9}, "m/config.json")
+    check_family({"model_type": "llama", "num_hidden_layers": 10_000}, "m/config.json")

@@ -138,9 +138,10 @@ class Place:
         restriction: str | None = None,
         inside: Sequence[str] = (),
         anew: bool = False,
+        options: Sequence[str] = (),
     ) -> Process:
         """Start ``phalanx train`` on the run file."""
-        options = [word for override in overrides for word in ("--set", override)]
+        options = [*options, *(word for override in overrides for word in ("--set", override))]
         if resume:
             options.append("--resume")
         where = ("--run-dir", str(self.path / run_dir))

@@ -26,7 +26,9 @@ from phalanx.telemetry import read_metrics
 LACKING = why_no_extra()
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(1200),
+    # kernels are compiled first, for minutes of a processor
+    pytest.mark.timeout(3600),
+    pytest.mark.xdist_group("runs with deepspeed"),
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
 ]
 HOST = (

@@ -7,6 +7,7 @@ import signal
 import socket
 
 import pytest
+from real_runs import events
 
 from phalanx.security.crypto import load_identity
 
@@ -62,6 +63,42 @@ def test_a_killed_owner_that_is_resumed_finds_its_workers_back_though_nobody_tou
             assert said in worker.text, worker.text
         assert f"{name} has called" in killed.text
         assert "Traceback" not in worker.text
+
+
+@pytest.mark.slow
+def test_a_machine_that_comes_for_good_gets_a_stage_that_is_cut_for_it(remote_place):
+    place, names = remote_place, ("north", "south", "east")
+    text = place.run_file.read_text()
+    place.run_file.write_text(text.replace("[pipeline]\n", "[pipeline]\nmay_join = ['east']\n"))
+    owner, tokens = invited(place, *names)
+    commands = {
+        name: ("join", token, "--dir", str(place.path / name), "--port", "0")
+        for name, token in zip(names, tokens, strict=True)
+    }
+    for name, command in commands.items():
+        prepared = place.start(*command, "--no-serve", anew=True)
+        assert prepared.wait() == 0, prepared.text
+        with (place.path / name / "worker.toml").open("a") as file:
+            file.write(HASTY)
+    assert owner.wait() == 0, owner.text
+    settings = ("model.architecture.n_layer=5", "train.steps=60", "train.validate_every=5", "checkpoint.journal=true")
+    local = [word for key in ("pki", "remote_workers", "may_join") for word in ("--unset", f"pipeline.{key}")]
+    clean = place.train(*settings, "guard.mode='off'", run_dir="clean", options=local)
+    assert clean.wait() == 0, clean.text
+
+    workers = [place.start(*commands[name]) for name in ("north", "south")]
+    run = place.train(*settings, options=("--recut",))
+    place.wait_for(run, lambda: place.has_line("metrics.jsonl", '"step": 3,'))
+    workers.append(place.start(*commands["east"]))
+
+    assert run.wait() == 0, run.text
+    assert [worker.wait() for worker in workers] == [0, 0, 0], [worker.text for worker in workers]
+    assert "3 workers for 2 stages since step " in run.text
+    ((_, changed),) = events(place, "config_changed")
+    assert changed["keys"]["pipeline.stages"] == [4, 5]
+    assert changed["keys"]["pipeline.remote_workers"][1] == ["north", "south", "east"]
+    assert all("admitted to a run of 5 stages" in worker.text for worker in workers)
+    assert place.summary()["final_weights_digest"] == place.summary("clean")["final_weights_digest"]
 
 
 @pytest.mark.slow

@@ -47,3 +47,24 @@ def test_a_spot_trace_costs_no_step_and_no_bit_and_stages_are_cut_anew(place):
     lines = (place.path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line).get("step") for line in lines if '"batch"' in line]
     assert steps == list(range(60))
+
+
+@pytest.mark.slow
+def test_a_run_cuts_its_layers_by_itself_when_machines_are_gone_for_good(place):
+    steps = (*SEVEN, "train.steps=80", "train.validate_every=5")
+    clean = place.finish(*steps, "guard.mode='off'", run_dir="clean")
+
+    owner = place.train(*steps, JOURNAL, options=("--recut",))
+    place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 4,'))
+    workers = local_workers(owner)
+    for name in ("worker-2", "worker-5"):
+        os.kill(workers[name], signal.SIGKILL)
+        place.wait_for(owner, lambda gone=name: gone in [body["party"] for _, body in events(place, "lost")])
+    assert owner.wait() == 0, owner.text
+
+    ((_, changed),) = events(place, "config_changed")
+    assert changed["keys"]["pipeline.stages"] == [7, 5]
+    assert "3 workers for 5 stages since step " in owner.text
+    summary = place.summary()
+    assert summary["final_weights_digest"] == clean["final_weights_digest"]
+    assert (summary["status"], summary["verdicts"], summary["steps_lost"]) == ("completed", [], 0)

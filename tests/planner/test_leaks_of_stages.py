@@ -60,7 +60,12 @@ def test_a_way_of_training_that_was_not_measured_has_no_leak(tiny, tmp_path):
     assert table_of(tiny, tmp_path).leaks_of(tiny, "lora", [(0, 1), (1, 3), (3, 8)]) is None
 
 
-@pytest.mark.parametrize("rows", [[], [row(1, 2.0)], [row(1, 0.5, guard="sealed")], "nothing"])
+MIXED = [row(1, 0.5), row(3, 0.5, properties={"other": 0.9})]
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [row(1, 2.0)], [row(1, 0.5, guard="sealed")], [row(1, 0.5, model="unknown")], MIXED, "nothing"]
+)
 def test_a_file_without_plaintext_stages_is_refused(tiny, tmp_path, rows):
     with pytest.raises(InputError, match="is no table of stages that were measured in plaintext"):
         table_of(tiny, tmp_path, rows)

@@ -152,6 +152,9 @@ def test_the_parts_of_a_model_add_up_to_it() -> None:
         ({"n_embd": None}, "n_embd: missing; add it"),
         ({"n_layer": 0}, "n_layer: found 0; expected a whole number of at least 1"),
         ({"n_layer": True}, "n_layer: found True"),
+        # a plan lists layers: a stranger's file of a few lines took the memory of the machine
+        ({"n_layer": 10**9}, "n_layer: found 1000000000; expected 10000 at most"),
+        ({"n_embd": 2**41}, "n_embd: found 2199023255552; expected 1099511627776 at most"),
         ({"n_head": 7}, "hidden size 768 is no multiple of 7 attention heads"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: found 'yes'; expected true or false"),
     ],

@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-import phalanx.redteam.inversion as privacy
 from phalanx.errors import ModelError
 from phalanx.models import StageSpec, build_stage
 from phalanx.redteam.inversion import (
-    PRIVACY_ATTACKS,
     WIRES,
     CandidateSearch,
     Front,
@@ -171,14 +169,3 @@ def test_the_front_and_the_rest_say_what_the_whole_model_says(front, source):
 def test_a_cut_that_leaves_the_enclave_no_layer_is_refused(depths, source):
     with pytest.raises(ModelError, match="expected numbers from 0 to 3"):
         Front(source, depths)
-
-
-@pytest.mark.parametrize("name", PRIVACY_ATTACKS)
-def test_every_line_of_the_table_names_an_attack_and_what_stops_it(name):
-    line = PRIVACY_ATTACKS[name]
-
-    assert callable(getattr(privacy, line.attack.partition(".")[0]))
-    assert line.sees
-    assert line.wins
-    assert line.stopped_by
-    assert line.source

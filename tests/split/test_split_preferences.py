@@ -1,5 +1,8 @@
 """Preferences in a split: pairs of answers stay with their clients, and the steps are those of one process."""
 
+import itertools
+import math
+
 import pytest
 import torch
 from remote_house import CLIENTS, MICROBATCHES, RemoteHouse, Texts
@@ -14,6 +17,8 @@ from phalanx.objectives.dpo import CpoSettings, DpoSettings, IpoSettings, OrpoSe
 from phalanx.objectives.pairs import REFERENCE, row_log_probs
 from phalanx.optimizers import learning_rate
 from phalanx.split import ENCLAVE, FrontPart, build_back, task_of
+from phalanx.split.admission.config import ClientAdmissionConfig
+from phalanx.split.channel.turn_messages import ClientRefused
 from phalanx.split.roles.remote_lead import ScoreTotals
 from phalanx.testing import SplitSimulator
 
@@ -172,6 +177,42 @@ def test_remote_clients_with_pairs_have_the_bits_of_one_that_plays_them(source, 
     assert (found.targets, found.classes) == (8, ())
 
 
+class NoNumbers(Pairs):
+    """A liar: the references of its held-out pairs are infinite, so that a difference is, and sums have none."""
+
+    def held_out(self):
+        for infinite in (-math.inf, math.inf):
+            ids, labels, extras = self.rows(2)
+            yield ids, labels, {REFERENCE: torch.where(torch.arange(ROWS) == 0, infinite, extras[REFERENCE])}
+
+
+class OneInfinity(NoNumbers):
+    """The same with a loss of its pairs that is a number: the better answer is infinitely better."""
+
+    def held_out(self):
+        return itertools.islice(super().held_out(), 1)
+
+
+@pytest.mark.parametrize("liar", [NoNumbers, OneInfinity])
+@pytest.mark.parametrize("admits", [False, True])
+def test_a_client_whose_pairs_differ_by_infinity_ends_no_enclave_and_spoils_no_sum(source, tmp_path, liar, admits):
+    given = {"admission": ClientAdmissionConfig(max_norm=1e6)} if admits else {}
+    with PairHouse(source, tmp_path, **given).open() as session:
+        session.join("north", Pairs(0))
+        session.join("south", liar(1))
+        lead = session.lead(lambda message: isinstance(message, ClientRefused), num_classes=0, num_pair_sums=2)
+        if admits:
+            scores = lead.request_scores(0)
+            assert scores.targets == 4
+            assert all(map(math.isfinite, (scores.loss, *scores.pair_sums)))
+        else:
+            with pytest.raises(FrameError, match="sums over pairs are"):
+                lead.request_scores(0)
+
+        assert lead.train_step(0, 0).num_targets == MICROBATCHES * ROWS // 2
+        assert not session.failures
+
+
 def test_a_host_reads_labels_and_references_of_a_plaintext_split_and_none_of_a_sealed_one(source):
     """The attack looks for the bytes of what a client has in everything that crosses, and wins without the seal."""
     (rows, extras) = batch_of(0)
@@ -225,7 +266,9 @@ def test_pairs_without_their_reference_are_refused_where_they_are(source):
         simulator_of(source).measure_held_out(*rows[0])
 
 
-@pytest.mark.parametrize("sums", [[5.0, 1.0], [-1.0, 1.0], [1.5, 1.0], [float("nan"), 1.0]])
+@pytest.mark.parametrize(
+    "sums", [[4.0, float("inf")], [4.0, float("nan")], [5.0, 1.0], [-1.0, 1.0], [1.5, 1.0], [float("nan"), 1.0]]
+)
 def test_sums_over_pairs_that_cannot_be_are_refused(sums):
     with pytest.raises(FrameError):
         ScoreTotals([1.0, 2.0, *sums], num_pair_sums=2)

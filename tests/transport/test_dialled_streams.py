@@ -219,6 +219,19 @@ def test_an_answer_to_nothing_is_passed_over_and_a_closed_stream_wakes_who_waits
     assert outcome == ["north: its stream has ended"]
 
 
+def test_a_frame_that_is_not_answered_in_time_is_forgotten_and_its_late_answer_passed_over():
+    stream = DialledStream("north", datetime.now(UTC) + timedelta(days=1))
+
+    for _ in range(3):
+        with pytest.raises(PeerLostError, match="no answer on its stream"):
+            stream.exchange_frame(b"frame", 0.01)
+
+    assert stream._waiting == {}
+    number = next(stream.pop_questions())[:8]
+    stream.take_answers([number + b"late"])
+    assert stream._waiting == {}
+
+
 def test_a_party_that_listens_nowhere_tells_no_address(pair, identities):
     wire, _, _, _, relay = pair
 
@@ -270,3 +283,4 @@ def test_a_party_that_dials_again_and_takes_nothing_holds_no_more_than_one_threa
     opened.callback(ended.set)
 
     wait_until(lambda: threads_that_send() - before <= 1)
+    assert threads_that_send() - before <= 1

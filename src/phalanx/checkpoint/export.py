@@ -49,7 +49,7 @@ class RunTokenizer:
 
     @classmethod
     def from_config(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus | PairCorpus) -> "RunTokenizer":
-        """Find the tokenizer file in the config, or else the one that the run trained."""
+        """Find the tokenizer file of the config, or else of the run."""
         file = original_tokenizer(config, source.tokenizer_path) or corpus.tokenizer_path
         run_tokenizer = cls(file, corpus.eos_id, of_model=config.kind == "model")
         if not isinstance(corpus, ChatCorpus | PairCorpus) or corpus.template is None:

@@ -25,7 +25,7 @@ from phalanx.models.directory import publish_model, refuse_existing, spare_direc
 from phalanx.models.family import SCORE_WEIGHT
 
 KEPT = "phalanx_merge"
-"""Directory, inside a merged model, of what it takes to go back."""
+"""Directory inside a merged model with the files that undo the merge."""
 
 _BASE = ".base_layer.weight"
 _RECORD, _MATRICES = "record.json", "base.safetensors"

@@ -99,8 +99,12 @@ def stamp(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory, also of a run that is running.")],
     *,
     server: Annotated[str, typer.Option("--server", metavar="URL", help="Server of time stamps (RFC 3161).")],
-    authority: Annotated[Path, typer.Option("--authority", metavar="FILE", help="Its root certificates, PEM.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The signed head; the stamp is FILE.tsr.")],
+    authority: Annotated[
+        Path, typer.Option("--authority", metavar="FILE", help="Root certificates of the server, PEM.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="File for the signed head; its time stamp is FILE.tsr.")
+    ],
     policy: Annotated[
         str | None, typer.Option("--policy", metavar="OID", help="Policy that the stamp must name.")
     ] = None,

@@ -24,7 +24,7 @@ def attest(
     nonce: Annotated[str, typer.Option(metavar="HEX", help="Nonce of the verifier, 32 bytes.")],
     key: Annotated[str, typer.Option(metavar="PEM|HEX", help="TLS key: a certificate, a public key or its digest.")],
     run: Annotated[str, typer.Option(metavar="HEX", help="Digest of the run's config.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The envelope.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file: the evidence in its envelope.")],
     role: Annotated[str, typer.Option(help="Role of this machine in the run.")] = "server",
     kind: Annotated[str | None, typer.Option(help="snp, tdx, sgx, nitro, tpm, nv-gpu; default: detected.")] = None,
     add: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="Endorsement; may be repeated.")] = None,

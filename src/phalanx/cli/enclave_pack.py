@@ -21,9 +21,9 @@ class Encoding(StrEnum):
 def pack(
     report: Annotated[Path, typer.Argument(metavar="REPORT", help="Report, as the vendor's tool wrote it.")],
     kind: Annotated[str, typer.Option(help="snp, tdx, sgx, nitro, tpm, nv-gpu, az-snp-vtpm.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The envelope.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file: the evidence in its envelope.")],
     add: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="Endorsement; may be repeated.")] = None,
-    encoding: Annotated[Encoding, typer.Option(help="Of REPORT.")] = Encoding.RAW,
+    encoding: Annotated[Encoding, typer.Option(help="Encoding of REPORT.")] = Encoding.RAW,
 ) -> Answer:
     """Pack evidence and its certificates into one envelope."""
     from phalanx.security.tee import BACKENDS, Evidence

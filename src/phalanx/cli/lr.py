@@ -21,7 +21,9 @@ def lr(
     to: Annotated[
         float | None, typer.Option("--to", metavar="RATE", help="Highest rate; default: ten times optimizer.lr.")
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=10, max=10_000, help="Number of steps.")] = 100,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=10, max=10_000, help="Steps to train, each at a higher rate.")
+    ] = 100,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file of the chart.")] = Path("lr.svg"),
 ) -> Answer:
     """Suggest a learning rate: raise it while training some steps, and find the lowest loss.

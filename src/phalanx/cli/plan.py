@@ -97,14 +97,7 @@ def plan(
             ).with_facts(code="PHX-C002", key="--measured", do="leave out the other options")
         return propose_stages(run_dir)
     overrides = overrides_of(sets, unsets)
-    if (run_file is None) == (model is None):
-        raise ConfigError("plan: expected either a run file or --model").with_facts(
-            code="PHX-C002",
-            key="RUN.toml",
-            found="neither" if model is None else "both",
-            expected="a run file or --model",
-            do="give one of them",
-        )
+    _check_source(run_file, model)
     of_split = {"--parties": parties, "--cut": cut, "--leaks": leaks if run_file is None else None}
     of_layouts = {
         "--cluster": cluster,
@@ -131,10 +124,6 @@ def plan(
     guarded = None if run_file is None else guard_of(run_file, overrides, question.shape)
     shared = None if run_file is None else parties_from_run(run_file, overrides, question)
     seen = None if run_file is None else stage_leaks_of(run_file, overrides, question.shape, leaks)
-    if leaks is not None and seen is None:
-        raise ConfigError(
-            f"plan: --leaks needs --split, or a pipeline with stages of others; {run_file} has neither"
-        ).with_facts(code="PHX-C002", key="--leaks", do="remove it")
     facts = answer.as_json() | (guarded.as_json() if guarded else {}) | {"parties": shared and shared.as_json()}
     facts |= seen.as_json() if seen else {}
     try:
@@ -148,3 +137,14 @@ def plan(
         print_parties(shared)
     print_stage_leaks(seen)
     return Answer(facts)
+
+
+def _check_source(run_file: Path | None, model: str | None) -> None:
+    if (run_file is None) == (model is None):
+        raise ConfigError("plan: expected either a run file or --model").with_facts(
+            code="PHX-C002",
+            key="RUN.toml",
+            found="neither" if model is None else "both",
+            expected="a run file or --model",
+            do="give one of them",
+        )

@@ -46,6 +46,10 @@ def train(
         int | None,
         typer.Option("--ranks", metavar="N", min=1, help="Ranks of [parallel] to start, between min_dp and max_dp."),
     ] = None,
+    recut: Annotated[
+        bool,
+        typer.Option("--recut", help="When workers come or go for good, cut the layers into as many stages and go on."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> Answer:
     """Train a model across stages that check each other, then write the report."""
@@ -57,6 +61,11 @@ def train(
         run = load_run(run_file, overrides)
         check_inputs(run)
     print_warnings(text_warnings(run))
+    cutter = None
+    if recut:
+        from phalanx.cli.planning.recut import StageCutter
+
+        cutter = StageCutter(run, run_dir or default_directory(run))
     if not dry_run:
         _check_directory(run, run_dir, resume=resume)
     if from_run is not None:
@@ -87,15 +96,18 @@ def train(
             return Answer(summary_of(domain.run_dir), code)
         resume = resume or resumes_run(domain.run_dir, os.environ)
     with _card_of_failure(run_dir or default_directory(run)):
-        summary = train_run(
-            run,
-            run_dir,
-            resume=resume,
-            from_step=from_step,
-            from_run=from_run,
-            ranks=ranks,
-            open_workers=worker_opener(run),
-        )
+        if cutter is not None:
+            summary = cutter.train_sessions(resume=resume, from_step=from_step, from_run=from_run)
+        else:
+            summary = train_run(
+                run,
+                run_dir,
+                resume=resume,
+                from_step=from_step,
+                from_run=from_run,
+                ranks=ranks,
+                open_workers=worker_opener(run),
+            )
     print_summary(summary)
     page = write_report(Path(summary["run_dir"]))
     typer.echo(f"report: {page}")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -21,14 +21,28 @@ def canonical_json(value: Any) -> bytes:
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def parse_strict_json(data: bytes) -> Any:
+def parse_strict_json(
+    data: bytes | str,
+    parse_float: Callable[[str], float] | None = None,
+    parse_int: Callable[[str], int] | None = None,
+) -> Any:
     """Parse UTF-8 JSON of which no two readers can understand different things: no double keys, no NaN or infinity.
+
+    Args:
+        parse_float: Reads a number with a fraction or exponent; a ValueError refuses it.
+        parse_int: Reads a whole number; likewise.
 
     Raises:
         ValueError: It is something else.
         RecursionError: It is nested deeper than Python's stack.
     """
-    return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    return json.loads(
+        data if isinstance(data, str) else data.decode("utf-8"),
+        object_pairs_hook=_unique_keys,
+        parse_constant=_refuse_constant,
+        parse_float=parse_float,
+        parse_int=parse_int,
+    )
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class Batch:
         labels: int64 ``[batch, seq]``, already shifted: ``labels[b, t]`` is the token after
             ``input_ids[b, t]``, or IGNORE where ``input_ids[b, t]`` ends a document.
         extras: More rows beside tokens and labels, by name: masks, weights, advantages; ``[batch, ...]`` each.
-        parts: Whose rows they are, in the order of the rows, where several objectives learn at once; their extra rows
-            say by what each loss is divided.
+        parts: Objective of the rows, in their order, if several objectives learn at once; extra rows then have the
+            divisor of each loss.
 
     Raises:
         DataError: An extra tensor has not a row for each sequence.

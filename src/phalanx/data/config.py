@@ -228,7 +228,7 @@ class DataConfig(StrictModel):
         preferences: Which of two answers is better, or whether one is wanted.
         conversations: The assistant's turns are learned; with ``attention = "document"`` several are put whole into a
             sequence, else each has one for itself.
-        prompts: Files of JSON lines with a ``prompt`` each, for objectives that learn from what the model writes.
+        prompts: Files of JSON lines with a ``prompt`` each, for objectives that learn from the model's own texts.
         tokenizer: Trained here, the model's own, a file, or the one of the dataset.
         sequence_length: Tokens of one packed sequence; of a labelled text, the rest of which is cut off.
         validation_share: Share of the documents that is held out, drawn by content and seed; a dataset has a split.

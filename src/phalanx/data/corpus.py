@@ -160,7 +160,7 @@ class Corpus:
         """Return the order in which a run sees the sequences, or the share of one of several loaders.
 
         Args:
-            share: (number, of so many): of each group only every so manyth sequence, which `shared` numbers.
+            share: ``(number, shares)``: only every ``shares``-th sequence of each group, beginning with that number.
 
         Raises:
             ConfigError: A phase, a weight or a limit names a group that there is not, or a group has not a sequence for

@@ -20,15 +20,15 @@ _BLOCK = 32
 _BINS = 50
 _MIDDLE_BINS = 5
 _MIN_WEIGHTS = 2048
-"""Below them a bin of fifty holds too few to speak of."""
+"""Minimum number of weights of a tensor; with fewer, one of fifty bins holds too few for a ratio."""
 _STEPS = {"q8_0": 127.0, "int8": 128.0, "q4_0": 8.0, "int4": 8.0}
-"""Into how many steps the largest number of a block is cut."""
+"""Number of steps between zero and the largest number of a block."""
 _TABLES = ("embed_tokens.weight", "lm_head.weight", "wte.weight")
 _MIN_ERROR = 0.05
 """In steps; weights with smaller errors were rounded before, and lose nothing."""
 _NUM_POWERS = 15
 _MANY_WEIGHTS = 1 << 17
-"""From so many on, the order of a shuffle changes nothing."""
+"""Number of errors from which one shuffle is enough: another order changes the result no more."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import numpy as np
 from phalanx.child import Message, answer_orders, die_with_parent
 
 _FORCED = 1e6
-"""Bias that makes one token certain; what is reported of it is its probability without the bias."""
+"""Bias that makes one token certain; the runtime reports its probability without the bias."""
 _SECONDS_TO_LISTEN = 120.0
 
 

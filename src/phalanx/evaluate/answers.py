@@ -3,11 +3,12 @@
 Nothing of an answer is evaluated, expanded or fetched. Every pattern is linear in its input, which is cut first.
 """
 
-import json
 import re
 import unicodedata
 from fractions import Fraction
 from typing import Any
+
+from phalanx.config import parse_strict_json
 
 MAX_ANSWER = 16_384
 """Characters of an answer that are read; the rest is as if it had not been written."""
@@ -66,23 +67,10 @@ def parse_json_object(text: str) -> dict[str, Any] | None:
     if not answer.startswith("{") or max_depth > _MAX_DEPTH:
         return None
     try:
-        value = json.loads(
-            answer, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_int=_bounded_int
-        )
+        value = parse_strict_json(answer, parse_int=_bounded_int)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        raise ValueError("a key stands twice")
-    return content
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _bounded_int(digits: str) -> int:

@@ -102,7 +102,7 @@ class EvaluationResult(StrictModel):
 
 
 ShowSuite = Callable[[str], AbstractContextManager[Progress]]
-"""Opens what is told of the progress of a suite, by its name."""
+"""Opens the progress display of a suite, by its name."""
 
 
 def show_nothing(_name: str) -> AbstractContextManager[Progress]:
@@ -124,7 +124,7 @@ def run_suites(
         seed: Decides draws, disturbances and resamples.
 
     Raises:
-        DataError: The scorer lacks what a suite needs, or a row does not fit.
+        DataError: The scorer lacks a capability that a suite needs, or a row does not fit.
         ModelError: A log-probability is no finite number.
     """
     names = [suite.name for suite in suites]

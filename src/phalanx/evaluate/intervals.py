@@ -1,8 +1,7 @@
 """Intervals of shares and means, calibration, and tests of two models on the same samples."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
@@ -239,20 +238,3 @@ def _student_quantile(degrees: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return z + math.fsum(term / degrees ** (power + 1) for power, term in enumerate(terms))
-
-
-def coverage_of(
-    draw: Callable[[np.random.Generator], tuple[Interval, float]], repetitions: int, seed: int
-) -> dict[str, Any]:
-    """Return how often intervals of simulated samples hold the truth, with the interval of that share itself.
-
-    Args:
-        draw: Makes an interval and the true value with a generator.
-    """
-    generator = np.random.default_rng(seed)
-    outcomes: Counter[bool] = Counter()
-    for _ in range(repetitions):
-        interval, truth = draw(generator)
-        low, high = interval.low, interval.high
-        outcomes[low is not None and high is not None and low <= truth <= high] += 1
-    return share_with_interval(outcomes[True], repetitions)

@@ -78,7 +78,7 @@ def measure_suite(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> Su
     """Measure a suite.
 
     Raises:
-        DataError: The scorer lacks what the suite needs, or a row does not fit the window.
+        DataError: The scorer lacks a capability that the suite needs, or a row does not fit the window.
         ModelError: A log-probability is no finite number.
     """
     if suite.writes and not scorer.can_write:

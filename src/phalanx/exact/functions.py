@@ -198,11 +198,6 @@ def _inverse_erf(x: Tensor) -> Tensor:
     return value.mul_(x)
 
 
-def inverse_erf(x: Tensor) -> Tensor:
-    """Return the inverse of the error function."""
-    return _in_blocks(x, _inverse_erf)
-
-
 def draw_uniform(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     """Draw float64 numbers inside (0, 1), odd multiples of 2**-53, from integers of a generator on the CPU."""
     bits = torch.empty(shape, dtype=torch.int64, device="cpu").random_(0, 2**52, generator=generator)

@@ -29,7 +29,13 @@ from phalanx.models import (
 )
 from phalanx.models.master_weights import keep_masters
 from phalanx.objectives import ObjectiveSettings, causal_lm_loss, kind_of, objective_of
-from phalanx.optimizers import OptimizerConfig, StageOptimizer, clip_coefficient, gradient_norm_squared
+from phalanx.optimizers import (
+    OptimizerConfig,
+    StageOptimizer,
+    clip_coefficient,
+    gradient_norm_squared,
+    torch_optimizer,
+)
 from phalanx.split import task_of
 
 _A = ".lora_A.weight"
@@ -359,13 +365,15 @@ class SiteTrainer:
 
 
 class _LocalOptimizer:
-    """The optimizer of one round, with a state that ends with it; rules apply to shared parameters."""
+    """The optimizer of one round, with a state that ends with it; rules apply to shared parameters.
+
+    AdamW has the bits of stages; any other line of the table is torch's class.
+    """
 
     def __init__(self, weights: Mapping[str, nn.Parameter], shared: frozenset[str], config: OptimizerConfig) -> None:
         self._weights, self._shared, self._config = weights, shared, config
         self._adamw = StageOptimizer(weights, config) if config.kind in ("adamw", "adamw8bit") else None
-        self._adafactor = _make_adafactor(weights, config) if config.kind == "adafactor" else None
-        self._momenta: Named = {}
+        self._torch_optimizer = None if self._adamw is not None else _make_optimizer(weights, config)
 
     def step(self, gradients: Named, rate: float, rule: LocalRule) -> None:
         """Clip, correct, and move; the addition of a rule is not clipped."""
@@ -381,33 +389,19 @@ class _LocalOptimizer:
         )
         if self._adamw is not None:
             self._adamw.step(gradients, rate, 1.0)
-        elif self._adafactor is not None:
-            self._step_adafactor(self._adafactor, gradients, rate)
-        else:
-            self._step_sgd(weights, gradients, rate)
-
-    def _step_adafactor(self, optimizer: torch.optim.Optimizer, gradients: Named, rate: float) -> None:
-        for name, parameter in self._weights.items():
-            parameter.grad = gradients[name]
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def _step_sgd(self, weights: Named, gradients: Named, rate: float) -> None:
-        for name, weight in weights.items():
-            gradient = gradients[name]
-            if weight.ndim > 1:
-                gradient.add_(weight, alpha=self._config.weight_decay)
-            if self._config.momentum:
-                momentum = self._momenta.setdefault(name, torch.zeros_like(weight))
-                gradient = momentum.mul_(self._config.momentum).add_(gradient)
-            weight.sub_(gradient, alpha=rate)
+        elif self._torch_optimizer is not None:
+            for name, parameter in self._weights.items():
+                parameter.grad = gradients[name]
+            for group in self._torch_optimizer.param_groups:
+                group["lr"] = rate
+            self._torch_optimizer.step()
+            self._torch_optimizer.zero_grad()
 
 
-def _make_adafactor(weights: Mapping[str, nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+def _make_optimizer(weights: Mapping[str, nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
     groups = [
         {"params": [w for w in weights.values() if (w.ndim >= 2) == is_decayed], "weight_decay": decay}
         for is_decayed, decay in ((True, config.weight_decay), (False, 0.0))
     ]
-    return torch.optim.Adafactor([group for group in groups if group["params"]], lr=config.lr)
+    kind, settings = torch_optimizer(config)
+    return kind([group for group in groups if group["params"]], **settings)

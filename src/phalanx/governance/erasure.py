@@ -48,10 +48,11 @@ class ErasurePrice:
     """What an erasure costs, known before it begins.
 
     Attributes:
-        places: Places of it in the data set.
-        first_step: First step that saw it; None where no step did, and then only the data set is written anew.
-        from_step: Step of the checkpoint that the replay begins at; 0 is the beginning.
-        seconds: Time that the old run took for as many steps; None where it left no summary.
+        places: Number of its places in the data set.
+        first_step: First step that was trained on it; None if none was: then only the data set is written anew.
+        num_seen: Number of steps that were trained on it.
+        from_step: Step of the checkpoint at which the replay begins; 0 is the beginning.
+        seconds: Time that the old run took for as many steps; None without a summary.
     """
 
     document: str
@@ -204,10 +205,10 @@ def open_shards(pasts: Sequence[PastRun], document: str) -> list[Erasure]:
     """
     datasets = [open_trained_data(past)[0] for past in pasts]
     named = [find_document(dataset, document) for dataset in datasets]
-    if any(one.named_by == "name" for one in named):
+    if any(place.named_by == "name" for place in named):
         raise ConfigError(f"{document!r:.200}: is a name of one data set; for several runs give its digest or its text")
     holders = [
-        past for past, dataset, one in zip(pasts, datasets, named, strict=True) if find_places(dataset, one.digest)
+        past for past, dataset, place in zip(pasts, datasets, named, strict=True) if find_places(dataset, place.digest)
     ]
     if not holders:
         raise DataError(f"{document:.200}: is in the data of none of these runs; nothing is to be erased")

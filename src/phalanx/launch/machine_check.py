@@ -1,4 +1,4 @@
-"""A check of this machine: what is installed, missing or slow, and why. Nothing is changed or sent."""
+"""A check of this machine for missing, slow or wrongly configured parts. Nothing is changed or sent."""
 
 import ctypes
 import importlib.metadata
@@ -42,7 +42,8 @@ class MachineFact:
     """One line of the check.
 
     Attributes:
-        state: Whether it is as it should be; `bad` is what no run gets along with.
+        about: The checked part of the machine, in a word or two.
+        state: Result of the check; with `bad` no run works.
         advice: Remedy, where there is one.
     """
 
@@ -230,7 +231,7 @@ def _trusted_hardware(_: Path) -> list[MachineFact]:
 
 
 def _confidential_gpu() -> list[MachineFact]:
-    """Say whether an NVIDIA GPU encrypts its memory; nothing where there is none."""
+    """Report whether an NVIDIA GPU encrypts its memory; an empty list without a GPU."""
     from phalanx.security.tee import TIERS, has_confidential_gpu  # noqa: PLC0415 - as above
 
     is_confidential = has_confidential_gpu()

@@ -12,6 +12,7 @@ from typing import Any
 from phalanx.errors import CheckpointError, ModelError
 from phalanx.models.config import ModelConfig
 from phalanx.models.config_keys import check_keys
+from phalanx.planner.model.config_keys import MAX_LAYERS
 from phalanx.planner.model.families import FAMILIES
 
 WEIGHTS, WEIGHTS_INDEX, TOKENIZER = "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
@@ -71,7 +72,10 @@ def describe_model(config: ModelConfig) -> Mapping[str, Any] | None:
 
 
 def check_family(described: Mapping[str, Any], where: str) -> None:
-    """Refuse a model that no rule cuts into stages."""
+    """Refuse a model that no rule cuts into stages, or that claims more layers than anybody builds."""
+    for key, value in described.items():
+        if "layer" in key and type(value) is int and value > MAX_LAYERS:
+            raise ModelError(f"{where}: {key}: found {value!r:.40}; expected {MAX_LAYERS} at most")
     model_type = described.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         experts = any("expert" in key for key in described)

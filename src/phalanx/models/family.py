@@ -221,7 +221,7 @@ class Family(ABC):
         return f"{self.head}.weight"
 
     def hub_name(self, name: str) -> str:
-        """Return what the hub's files call a tensor of transformers' modules."""
+        """Return the name in the hub's files of a tensor of transformers' modules."""
         return name
 
     def expert_pieces(self, name: str) -> tuple[str, ...]:

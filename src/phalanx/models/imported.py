@@ -52,7 +52,7 @@ def import_model(source: Path, out: Path, *, makes_tokenizer: bool = True) -> No
 
 
 def _check_copy(source: Path, spare: Path) -> None:
-    """Compare what was written with its config; an error names the user's file that it was made of."""
+    """Compare the written files with their config; an error names the user's file that they were made of."""
     try:
         check_shapes(ModelSource(spare))
     except ModelError as exc:
@@ -63,7 +63,7 @@ def _check_copy(source: Path, spare: Path) -> None:
 
 
 def _file_origins(source: Path, spare: Path) -> list[tuple[str, str]]:
-    """List the paths of files that were written with those of the user's files that they were made of."""
+    """List pairs of a written file and the user's file that it was made of."""
     if source.suffix == SUFFIX:
         return [(str(path), str(source)) for path in (*spare.iterdir(), spare)]
     pickles = [] if any(source.glob("*.safetensors")) else pickled_files(source)

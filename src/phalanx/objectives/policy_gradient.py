@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -27,6 +28,9 @@ ROLLOUT_EXTRAS: Mapping[str, ExtraRows] = {
 }
 """The rows that belong to sampled answers, of the label at the same place: how much better it was than expected, and
 its log-probability under the policy that sampled it and under the model that the run began with."""
+MAX_RATIO = 10.0
+"""How many times as likely a text or token may have become and still be learned from; honest ones become a few times as
+likely within the steps that learn from one draw."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,7 @@ def rloo_loss(
     old = torch.where(counted, extras[OLD_LOG_PROBS].to(logits.device), nothing).sum(dim=1)
     advantages = torch.where(counted, extras[ADVANTAGES].to(logits.device), nothing)
     advantage = advantages.sum(dim=1) / counted.sum(dim=1).clamp(min=1)
-    return clipped_loss((log_probs.sum(dim=1) - old).exp(), advantage, settings.clip).sum(), len(labels)
+    return clipped_loss(probability_ratio(log_probs.sum(dim=1), old), advantage, settings.clip).sum(), len(labels)
 
 
 def token_log_probs(name: str, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -247,13 +251,24 @@ def _token_losses(
     # a product with 0 would keep a NaN that stands beside an ignored label
     nothing = torch.zeros((), device=logits.device)
     rows = {key: torch.where(counted, extras[key].to(logits.device), nothing) for key in ROLLOUT_EXTRAS}
-    ratio = (log_probs - rows[OLD_LOG_PROBS]).exp()
+    ratio = probability_ratio(log_probs, rows[OLD_LOG_PROBS])
     losses = clipped_loss(ratio, rows[ADVANTAGES], settings.clip)
     if settings.kl:
         behind = rows[REFERENCE_LOG_PROBS] - log_probs
         # times the ratio its gradient is that of the divergence itself
         losses = losses + settings.kl * ratio * (behind.exp() - behind - 1)
     return losses, counted
+
+
+def probability_ratio(log_probs: Tensor, old: Tensor) -> Tensor:
+    """How many times as likely a text or token is as it was to whoever sampled it; at most `MAX_RATIO`.
+
+    Beyond that there is no gradient. The log-probabilities of the sampler may be the claim of a writer, for a text that
+    was not read again: without the bound one text with a small claim would be the whole gradient, or infinite.
+
+    Source: Ye et al. 2020, arXiv 1912.09729, equation 5 (dual clip).
+    """
+    return (log_probs - old).clamp(max=math.log(MAX_RATIO)).exp()
 
 
 def clipped_loss(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:

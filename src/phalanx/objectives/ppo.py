@@ -17,6 +17,7 @@ from phalanx.objectives.policy_gradient import (
     DrawnTexts,
     RolloutSettings,
     clipped_loss,
+    probability_ratio,
     token_log_probs,
 )
 
@@ -133,7 +134,7 @@ def ppo_loss(
     nothing = torch.zeros((), device=logits.device)
     rows = {key: torch.where(counted, extras[key].to(logits.device), nothing) for key in PPO_EXTRAS}
     values = torch.where(counted, logits[..., -1].float(), nothing)
-    losses = clipped_loss((log_probs - rows[OLD_LOG_PROBS]).exp(), rows[ADVANTAGES], settings.clip)
+    losses = clipped_loss(probability_ratio(log_probs, rows[OLD_LOG_PROBS]), rows[ADVANTAGES], settings.clip)
     moved = (values - rows[OLD_VALUES]).clamp(-settings.value_clip, settings.value_clip)
     near, far = rows[OLD_VALUES] + moved - rows[RETURNS], values - rows[RETURNS]
     losses = losses + settings.value_weight / 2 * near.square().maximum(far.square())

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         expect_state as expect_state,
         gradient_norm_squared as gradient_norm_squared,
         norm_of_squares as norm_of_squares,
+        torch_optimizer as torch_optimizer,
     )
 
 

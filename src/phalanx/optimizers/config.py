@@ -54,9 +54,7 @@ class OptimizerConfig(StrictModel):
     """AdamW, SGD or Adafactor, global-norm clipping and a learning-rate schedule.
 
     Attributes:
-        kind: "adamw"; in a run with ``[parallel]``, ``[pipeline]`` or ``[federated]`` also "adamw8bit", which keeps a
-            byte for each number of a moment; and with ``[parallel]`` or ``[federated]`` "sgd" with momentum, or
-            "adafactor", which keeps a row and a column for each matrix instead of two moments of its size.
+        kind: A name in `OPTIMIZERS`; the support matrix (`train/runs/support.py`) has the engines that lack some.
         lr: Learning rate behind the warm-up, the largest one.
         betas: Decay of the first and the second moment.
         eps: Added to the root of the second moment.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.optim.adamw import adamw
@@ -9,10 +10,20 @@ from torch.optim.adamw import adamw
 from phalanx.config.extras import require_bitsandbytes
 from phalanx.errors import CheckpointError, ModelError, NonFiniteLossError, TrainingError
 from phalanx.exact import compute_norm
+from phalanx.optimizers import few_bits
 from phalanx.optimizers.config import OptimizerConfig
 from phalanx.optimizers.few_bits import apply_in_few_bits, new_moments
 from phalanx.optimizers.single_rounding import UpdateRule
 from phalanx.planner.model.optimizers import OPTIMIZERS
+
+
+def torch_optimizer(config: OptimizerConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Return the class of an optimizer, torch's or one of `few_bits`, and the arguments that it takes of a run file."""
+    facts = OPTIMIZERS[config.kind]
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, facts.torch_class, None) or getattr(
+        few_bits, facts.torch_class
+    )
+    return kind, {name: getattr(config, name) for name in facts.settings}
 
 
 class StageOptimizer:
@@ -151,7 +162,7 @@ class StageOptimizer:
 
     @torch.no_grad()
     def keep_snapshot(self) -> None:
-        """Keep a copy of the whole state, for `restore`; the buffers are made once."""
+        """Copy the whole state, for `restore_snapshot`; the buffers are allocated once."""
         tensors = list(self.state_tensors().values())
         if not self._undo:
             self._undo = [torch.empty_like(tensor) for tensor in tensors]

@@ -119,7 +119,7 @@ class PropertyInference:
     needs: tuple[Need, ...] = ("weights", "data")
 
     def run(self, target: Target) -> AttackFinding:
-        """Compare expected shares of tokens that are commoner in the training data with those that are rarer."""
+        """Compare expected shares of tokens that are commoner, and that are rarer, in the training data."""
         known, hidden = target.strangers.rows[::2], target.strangers.rows[1::2]
         trained, elsewhere, seen = (_token_shares(rows) for rows in (target.members.rows, hidden, known))
         gaps = {

@@ -26,7 +26,7 @@ def run_status(record: RunRecord) -> str:
 
 
 def headline_sentence(record: RunRecord) -> str:
-    """Return one sentence: what was found and repaired, what it cost, and no more than is known."""
+    """Return one sentence: findings, repairs and their cost, and no more than is known."""
     summary = record.summary
     if not summary:
         steps = len({row["step"] for row in record.metrics})
@@ -112,7 +112,7 @@ def classification_facts(record: RunRecord) -> dict[str, Any]:
 
 
 def rounds_facts(record: RunRecord) -> dict[str, Any]:
-    """Return what the summary says of the rounds of a federated run; empty for other runs."""
+    """Describe the rounds of a federated run, from its summary; empty for other runs."""
     return _as_mapping(record.summary.get("federated"))
 
 
@@ -284,7 +284,7 @@ def _format_world(world: Any) -> str:
 
 
 def _format_attacks(summary: dict[str, Any], record: RunRecord) -> str:
-    """What of attacks was found; of a run without a drill, what audits have shown, and nothing where nobody audits."""
+    """Describe the attacks found; for a run without a drill, the result of its audits; empty without audits."""
     injected, detected = parse_number(summary.get("attacks_injected")), parse_number(summary.get("detections"))
     if injected:
         off = " (the guard was off)" if guard_mode(record) == "off" else ""

@@ -76,7 +76,7 @@ def _model_rule(config: ModelReward) -> Rule:
 
 
 def _rated_ids(tokenizer: Any, prompt: str, text: str, record: Mapping[str, Any]) -> list[int]:
-    """Tokens as a reward model is trained on them: up to the one that ends the answer; its score counts."""
+    """Tokens as a reward model is trained on them: up to the end token of the answer, whose score counts."""
     if isinstance(record.get("prompt"), list) and tokenizer.chat_template is not None:
         messages = [*record["prompt"], {"role": "assistant", "content": text}]
         conversation = tokenizer.apply_chat_template(messages, tools=record.get("tools") or None, tokenize=False)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from pydantic import Field, ValidationError
@@ -33,6 +33,7 @@ FORMAT: Final = "rollouts/3"
 _PAYLOAD = "answer"
 _POLICY, _OLDER = "policy/", "older/"
 _NEED_NO_WEIGHTS = ("equivocation", "form")
+Record = TypeVar("Record", bound=StrictModel)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def write_rollout_evidence(desk: EvidenceDirectory, bundle: RolloutBundle, verdi
         tensors[_PAYLOAD] = torch.frombuffer(bytearray(bundle.answer.payload), dtype=torch.uint8)
     if verdict.offence not in _NEED_NO_WEIGHTS:
         tensors |= _prefix_tensors(_POLICY, bundle.policy) | _prefix_tensors(_OLDER, bundle.older_policy)
-    path = desk.directory / f"{_free_name(desk.directory, verdict)}.json"
+    path = free_path(desk.directory, f"rollouts-{verdict.step:08d}-{verdict.party}")
     headers, policy, older = bundle.headers_by_role, bundle.policy, bundle.older_policy
     parties = {party for header in headers.values() for party in (header.fields.sender, header.fields.receiver)}
     record = RolloutEvidence(
@@ -106,16 +107,26 @@ def write_rollout_evidence(desk: EvidenceDirectory, bundle: RolloutBundle, verdi
 
 def explain_any_evidence(path: Path, authority: Path | None, session: str | None) -> Mapping[str, Any]:
     """Explain the evidence of a verdict on rollouts or on stages, whichever a file holds."""
+    if read_format(path).startswith("rollouts/"):
+        return explain_rollout_evidence(path, read_pins(authority, session))
+    return explain_evidence(path, authority, session)
+
+
+def read_format(path: Path) -> str:
+    """Return the format that a file of evidence names; empty if it is no JSON object."""
     try:
         record = json.loads(read_bounded(path, MAX_RECORD_BYTES))
-        pem = None if authority is None else authority.read_bytes()
     except (ValueError, RecursionError):
-        record = None
+        return ""
+    return str(record.get("format")) if isinstance(record, dict) else ""
+
+
+def read_pins(authority: Path | None, session: str | None) -> Pins:
+    """Read the authority's certificate that a reader has from elsewhere."""
+    try:
+        return Pins(None if authority is None else authority.read_bytes(), session)
     except OSError as exc:
         raise EvidenceError(f"{authority}: cannot be read ({exc.strerror})") from exc
-    if isinstance(record, dict) and str(record.get("format")).startswith("rollouts/"):
-        return explain_rollout_evidence(path, Pins(pem, session))
-    return explain_evidence(path, authority, session)
 
 
 def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
@@ -134,7 +145,8 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     Guarantees:
         It is the owner's judge: the same function of the same records, which computes the text again as its writer did.
     """
-    record, tensors = _read_files(path)
+    record = read_record(path, RolloutEvidence)
+    tensors = read_tensors(path.parent, record.tensors)
     fingerprint, peers = certified_peers(path, record, pins)
     verdict = record.verdict
     try:
@@ -183,30 +195,55 @@ def _describe_finding(verdict: RolloutVerdict | None) -> str:
     return f"finds {verdict.party} guilty of {verdict.offence} in step {verdict.step}: {verdict.reason}"
 
 
-def _read_files(path: Path) -> tuple[RolloutEvidence, Mapping[str, torch.Tensor]]:
-    content = read_bounded(path, MAX_RECORD_BYTES)
+def read_record(path: Path, kind: type[Record]) -> Record:
+    """Read the JSON file of some evidence.
+
+    Raises:
+        EvidenceError: It cannot be read, or is of another kind or version.
+    """
     try:
-        record = RolloutEvidence.model_validate_json(content)
+        return kind.model_validate_json(read_bounded(path, MAX_RECORD_BYTES))
     except ValidationError as exc:
         first = exc.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise EvidenceError(f"{path}: is no evidence of this version: {place}: {first['msg']}") from exc
-    return record, read_tensors(path.parent, record.tensors)
+
+
+def signed_headers(headers: Mapping[str, PassedOnHeader], *needed: str) -> dict[str, SignedHeader]:
+    """Return headers by role, as they were signed.
+
+    Args:
+        needed: Roles that must be there.
+
+    Raises:
+        EvidenceError: One of these is missing, or a header is malformed.
+    """
+    for role in needed:
+        if role not in headers:
+            raise EvidenceError(f"has no signed header for {role!r}")
+    try:
+        return {
+            role: SignedHeader(passed_on.header.encode(), bytes.fromhex(passed_on.signature))
+            for role, passed_on in headers.items()
+        }
+    except ValueError as exc:
+        raise EvidenceError(f"a header is malformed: {exc}") from exc
+
+
+def free_path(directory: Path, stem: str) -> Path:
+    """Return the first of ``stem.json``, ``stem-2.json`` and so on that does not exist."""
+    name, number = stem, 1
+    while (directory / f"{name}.json").exists():
+        number += 1
+        name = f"{stem}-{number}"
+    return directory / f"{name}.json"
 
 
 def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> RolloutBundle:
     verdict, config = record.verdict, _parse_config(record.config)
     payload = tensors[_PAYLOAD].numpy().tobytes() if _PAYLOAD in tensors else b""
-    try:
-        headers = {
-            role: SignedHeader(passed_on.header.encode(), bytes.fromhex(passed_on.signature))
-            for role, passed_on in record.headers.items()
-        }
-        request, answer = headers["request"], SignedAnswer(headers["answer"], payload)
-    except KeyError as exc:
-        raise EvidenceError(f"has no signed header for {exc}") from exc
-    except ValueError as exc:
-        raise EvidenceError(f"a header is malformed: {exc}") from exc
+    headers = signed_headers(record.headers, "request", "answer")
+    request, answer = headers["request"], SignedAnswer(headers["answer"], payload)
     older = None
     if "older_request" in headers and "older_answer" in headers:
         older = AnsweredRequest(headers["older_request"], headers["older_answer"])
@@ -243,12 +280,3 @@ def _select_tensors(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[st
 
 def _prefix_tensors(prefix: str, policy: RolloutPolicy | None) -> dict[str, torch.Tensor]:
     return {} if policy is None else {f"{prefix}{name}": tensor for name, tensor in policy.tensors.items()}
-
-
-def _free_name(directory: Path, verdict: RolloutVerdict) -> str:
-    stem = f"rollouts-{verdict.step:08d}-{verdict.party}"
-    name, number = stem, 1
-    while (directory / f"{name}.json").exists():
-        number += 1
-        name = f"{stem}-{number}"
-    return name

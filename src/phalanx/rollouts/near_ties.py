@@ -23,14 +23,14 @@ from phalanx.rollouts.request import RolloutRequest
 from phalanx.rollouts.rollout import Rollout
 
 MAX_READINGS = 64
-"""Of one text: more choices than these are not tried, and its worker is then not convicted."""
+"""Readings of one text; beyond them the search ends, and the worker is not convicted."""
 
 Choice = tuple[int, int, int, int]
-"""Number of the router, position in the text, the expert that is left out, and the one that is asked in its place."""
+"""Number of the router, position in the text, the expert that is left out, and its replacement."""
 
 
 class RouterWatch:
-    """Notes near ties of a model's routers while it reads one text, and has experts exchanged; a context manager.
+    """Records near ties of a model's routers while it reads one text, and replaces experts; a context manager.
 
     Args:
         tolerance: Router logits that are nearer than this are nearly equal.
@@ -109,7 +109,7 @@ class TieSearch:
 
 
 def search_near_ties(model: PolicyModel, request: RolloutRequest, text: Rollout) -> TieSearch:
-    """Look for choices of experts, each within rounding, by which the claims of a text are true.
+    """Search for choices of experts, each within rounding, under which the claims of a text are true.
 
     Guarantees:
         ``excluded`` says that no such choices exist: an honest writer's choices are near ties of a reading that agrees

@@ -44,7 +44,7 @@ def reread_rollouts(
 
     Args:
         model: Has the weights that the request names.
-        rollouts: Texts that fit the request, as `misfit` finds.
+        rollouts: Texts that fit the request, as `describe_misfit` checks.
         tolerance: Logits by which honest computations may differ.
 
     Returns:

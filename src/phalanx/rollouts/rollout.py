@@ -21,6 +21,10 @@ SKETCH_NUMBERS = 8
 MAX_ROLLOUTS = 2**13
 """Of one answer."""
 
+_MIN_LOGPROB, _MAX_LOGPROB = -100.0, 1e-3
+"""Of a drawn token: the likeliest of 2^31 has at least -22, and numbers of 53 bits put no token above it that is more
+than 41 below."""
+
 Finish = Literal["stop", "length"]
 Reward = Annotated[float, Field(ge=-1e6, le=1e6)]
 
@@ -165,5 +169,8 @@ def describe_misfit(request: RolloutRequest, rollout: Rollout, vocab_size: int) 
         f"says length after {len(ids)} of {max_tokens} tokens": rollout.finish == "length"
         and (len(ids) != max_tokens or is_over),
         "has a number that is not finite": not all(np.isfinite(array).all() for array in numbers),
+        "has a log-probability that no draw gives": not all(
+            _MIN_LOGPROB <= logprob <= _MAX_LOGPROB for logprob in rollout.logprobs.tolist()
+        ),
     }
     return next((what for what, is_so in wrong.items() if is_so), None)

@@ -132,7 +132,7 @@ class EngineLinks:
 class _Link(asyncio.Protocol):
     """One connection, for one request at a time.
 
-    Memory is bounded: it reads on when what has come is taken.
+    Memory is bounded: it reads on when the received bytes have been taken.
     """
 
     _transport: asyncio.Transport
@@ -201,7 +201,7 @@ class _Link(asyncio.Protocol):
         return event
 
     async def _take_data(self) -> bytes:
-        """Return what has come; nothing where the connection is over."""
+        """Return the received bytes; b"" if the connection has ended."""
         while not self._received and not self._is_over:
             self._change.clear()
             await self._wait_for(self._change)

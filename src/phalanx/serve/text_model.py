@@ -272,7 +272,7 @@ class TextModel:
         return [self._log_prob(ids, own, ending) for own, ending in zip(endings_ids, endings, strict=True)]
 
     def _encode_joined(self, prompt: str, ending: str) -> tuple[list[int], list[int]]:
-        """Return the ids before and of an ending, out of those of prompt and ending as one text."""
+        """Split the ids of a prompt and its ending, tokenized as one text, into the ids of each."""
         whole = prompt + ending
         ids, bare = (list(self._tokenizer(whole, add_special_tokens=adds).input_ids) for adds in (True, False))
         ids = drop_trailing_ids(ids, bare)

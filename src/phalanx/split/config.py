@@ -76,7 +76,7 @@ class SplitConfig(StrictModel):
     release: ReleasePolicy | None = None
     """When adapters may leave the enclave; without it they stay sealed."""
     admission: ClientAdmissionConfig | None = None
-    """Which clients the enclave learns from, and the rule that stands those that lie; left out, from all alike."""
+    """Admission of clients' updates, and the rule that withstands liars; left out, all clients count alike."""
     masked: MaskedConfig = MaskedConfig()
     """How frozen layers are masked, and how many workers there are; for "masked" alone."""
     step_timeout_s: float = Field(default=600.0, gt=0)

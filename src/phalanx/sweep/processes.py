@@ -105,8 +105,8 @@ def _follow_trial(child: AskedProcess, run: TrialRun, directory: Path, on_valida
 
 
 def _read_result(answer: dict[str, Any]) -> ValidationResult:
-    own, named = answer["own"], answer["named"]
-    return ValidationResult(_from_json(own), {name: _from_json(value) for name, value in named.items()})
+    held_out, named = answer["own"], answer["named"]
+    return ValidationResult(_from_json(held_out), {name: _from_json(value) for name, value in named.items()})
 
 
 def _from_json(value: float | None) -> float:

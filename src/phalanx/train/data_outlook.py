@@ -142,7 +142,7 @@ def _estimate_time(run: RunConfig, row: StageRow, tokens: int, width: int) -> st
 
 
 def _estimate_disk(run: RunConfig, row: StageRow) -> str:
-    """Estimate what a run writes: checkpoints, and while it runs the journal and the states to go back to."""
+    """Estimate the bytes that a run writes: checkpoints, and while it runs the journal and states to go back to."""
     state = _STATE_BYTES * row.trainable
     every = run.checkpoint.every or run.train.steps
     written = max(1, math.ceil(run.train.steps / every))

@@ -24,7 +24,7 @@ from phalanx.train.train_section import TrainConfig
 _SMOOTHED = 0.9
 """Share of the running mean that each step leaves."""
 _DIVERGED = 1.5
-"""A smoothed loss so many times the lowest one before it ends what is looked at."""
+"""The search ends at a smoothed loss this many times the lowest one."""
 _BELOW = 3.0
 """The suggestion is so many times below the rate with the lowest smoothed loss."""
 

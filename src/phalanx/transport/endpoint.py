@@ -57,9 +57,9 @@ class Endpoint(Closeable):
         allowances: Remaining allowance of each peer; unlimited, unless its `each` is set.
 
     Guarantees:
-        Every frame from `receive` was signed by its sender for this party and run, in this order, without a gap and
-        without a repetition, and its payload is the signed one. Whether it is *true* is not known here. No bytes from
-        outside end the server or raise anything in it.
+        Every frame from `receive_item` was signed by its sender for this party and run, in this order, without a
+        gap and without a repetition, and its payload is the signed one. Whether it is *true* is not known here. No
+        bytes from outside end the server or raise anything in it.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Endpoint(Closeable):
 
     @property
     def waiting_call(self) -> int | None:
-        """The number of the call of `receive` that waits in vain at the moment.
+        """Number of the present call of `receive_item`, while it waits for a frame.
 
         None while an item is there or no call waits.
         """

@@ -70,7 +70,7 @@ _NOBODY_LISTENS = "Connection refused"
 
 @dataclass(frozen=True, slots=True)
 class JoinedPeer:
-    """A party at the other end of a call of `describe`, on either side of it.
+    """The other party of a `Describe` call, on the calling or the called side.
 
     Attributes:
         run: The run that it serves; empty for a party that came to join.
@@ -189,7 +189,7 @@ class GrpcWire:
         collector.start()
 
     def wait_joined(self, name: str, timeout_s: float) -> JoinedPeer | None:
-        """Return the party of this name once it has called `describe` as one that begins, or None within the time."""
+        """Wait until a starting party of this name makes a `Describe` call; return it, or None after the time limit."""
         with self._changed:
             self._changed.wait_for(lambda: name in self._joined, timeout_s)
             return self._joined.get(name)
@@ -287,7 +287,7 @@ class GrpcWire:
             self._closing.wait(_RETRY_PAUSE_S)
 
     def _stacks_call(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
-        """Answer from this thread: the one that computes may be what hangs."""
+        """Answer from this thread: the computing thread may hang."""
         peer = self._admitted_peer("Stacks", context)
         if peer.name != (self._passes_stacks_to if raw else self.stacks_for):
             _abort_call(context, grpc.StatusCode.PERMISSION_DENIED, "only the owner may ask for stacks")

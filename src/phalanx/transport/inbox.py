@@ -58,7 +58,7 @@ class Inbox:
 
     @property
     def waiting_call(self) -> int | None:
-        """The number of the call of `get` that waits in vain at the moment; None while an item is here or none waits.
+        """Number of the present call of `get_item`, while it waits; None while an item is there or no call waits.
 
         An observer that finds the same number twice knows that the reader did nothing in between.
         """
@@ -236,7 +236,7 @@ class Allowances:
             return self._out.get(peer)
 
     def spend_refusal(self, peer: str, size_bytes: int) -> str | None:
-        """Count a frame that was refused, by the length of what had to be read of it; returns as `spend`."""
+        """Count a refused frame by the number of bytes that had to be read of it; returns as `spend_frame`."""
         allowance = self._each
         if allowance is None or peer in self._exempt:
             return None

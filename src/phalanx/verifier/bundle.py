@@ -1,4 +1,4 @@
-"""A bundle: one tar file that its members decide to the last byte, so that a changed byte is found anywhere in it.
+"""A bundle: one tar file whose every byte follows from its members, so that any changed byte is found.
 
 Every header has fixed fields; a reader computes each header anew from name and size and compares 512 bytes. Members are
 in the order of their names; the seal comes last and names the SHA-256 of each of the others. ``tar xf`` unpacks it.

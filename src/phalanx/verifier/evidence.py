@@ -19,7 +19,7 @@ from .log import open_header
 
 MAX_RECORD_BYTES = 16 * 2**20
 _ON_DISPLAY = ("message", "input")
-"""Roles of headers that a forger showed: that no party signed them is what the verdict says."""
+"""Roles of headers that a forger showed; the verdict is that no party signed them."""
 
 
 @dataclass(frozen=True)

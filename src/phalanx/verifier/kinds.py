@@ -1,5 +1,6 @@
 """Check of anything that a stranger is handed: its kind is recognised by its content."""
 
+import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -94,7 +95,9 @@ def verify_path(path: Path, expected: Expectations) -> PathReport:
             return _verify_attestation(path, expected)
         raise RefusedError(f"{path}: is no passport, evidence or proof")
     except _MALFORMED as exc:
-        raise RefusedError(f"{path}: is no passport, evidence or proof, or was altered ({exc!r:.200})") from exc
+        # the repr escapes what a hostile file may have put into the message
+        reason = "it is not JSON" if isinstance(exc, json.JSONDecodeError | UnicodeDecodeError) else f"{exc!r:.200}"
+        raise RefusedError(f"{path}: is no passport, evidence or proof, or was altered ({reason})") from exc
 
 
 def _verify_passport(path: Path, expected: Expectations) -> PathReport:

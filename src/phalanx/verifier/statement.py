@@ -39,7 +39,6 @@ ATTESTATION_PREDICATE = "urn:phalanx:reverification:1"
 GIT_FILES = (".git", ".gitattributes", ".github", ".gitignore")
 """Left out of a model signature at the top of the directory."""
 SIGNATURE_FILE = "model.sig"
-_MAX_STATEMENT_BYTES = 2**26
 _MAX_HEADER_BYTES = 2**27
 _PIECE = 2**20
 _ADAPTER_PREFIX = "base_model.model."

@@ -529,7 +529,7 @@ def _find_stacks(facts: CaseFacts) -> dict[str, tuple[str, ...]]:
 
 
 def _pick_stack(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the stack that matters: that of the thread at work, which comes last, behind those of pools that wait."""
+    """Return the stack of the working thread, which comes last, after the threads of waiting pools."""
     starts = [number for number, row in enumerate(lines) if _STACK.search(row)]
     at_work = [number for number in starts if lines[number].startswith(_AT_WORK)]
     if not at_work:

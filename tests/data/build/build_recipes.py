@@ -105,7 +105,7 @@ class EqualTexts:
         seen = set()
         for number, mark in enumerate(marks):
             if mark in seen:
-                yield number, Drop(RuleReason("same_as", texts.source_name(number)))
+                yield number, Drop(RuleReason("same_as", texts.read_page(number).source))
             seen.add(mark)
 
 

@@ -85,6 +85,6 @@ def test_texts_are_read_by_number_with_their_source(decide):
     texts = PieceTexts(decide.store, ["a", "b"], [2, 1], ["first", "second"])
 
     assert [texts.read_page(number).text for number in range(3)] == ["x", "y", "z"]
-    assert [texts.source_name(number) for number in range(3)] == ["first", "first", "second"]
+    assert [texts.read_page(number).source for number in range(3)] == ["first", "first", "second"]
     with pytest.raises(DataError, match="asked for document 3 of 3"):
         texts.read_page(3)

@@ -67,6 +67,19 @@ def test_tasks_are_taken_no_further_ahead_than_processes_need(worker, monkeypatc
         assert len(taken) <= 8
 
 
+def test_processes_that_cannot_be_started_leave_their_places_to_later_tasks(worker, monkeypatch):
+    def refuse_to_start(job):
+        raise DiskError("cannot start a process")
+
+    monkeypatch.setattr(local, "_WorkerProcess", refuse_to_start)
+    engine = LocalProcesses(worker, 2)
+
+    failures = [engine._threads.submit(engine._delegate_task, task) for task in TASKS]
+
+    assert [type(failure.exception(60)) for failure in failures] == [DiskError] * len(TASKS)
+    engine.close()
+
+
 def test_one_worker_is_this_process(worker):
     assert isinstance(open_local(worker, 1), OneProcess)
     assert isinstance(open_local(worker, 3), LocalProcesses)

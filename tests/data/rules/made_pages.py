@@ -33,9 +33,6 @@ class TextsInMemory:
         self.reads += 1
         return page_of(self._pages[number].text, self._pages[number].document.name)
 
-    def source_name(self, number: int) -> str:
-        return self._pages[number].source
-
 
 def decide(rule: CorpusRule, texts: Sequence[str]) -> dict[int, Outcome]:
     """Mark every text and let the rule decide."""

@@ -20,9 +20,6 @@ class Corpus:
     def read_page(self, number):
         return self.pages[number]
 
-    def source_name(self, number):
-        return self.pages[number].source
-
 
 def decide(scan, documents):
     """What a scan says of each document that does not pass."""

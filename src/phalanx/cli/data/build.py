@@ -81,7 +81,7 @@ _SAMPLE = 400
 
 
 def build(
-    recipe_file: Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe.")],
+    recipe_file: Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="Recipe of the dataset.")],
     *,
     out: Annotated[
         str | None,
@@ -103,7 +103,10 @@ def build(
         bool, typer.Option("--dry-run", help="Print what a sample keeps and drops; write nothing.")
     ] = False,
     documents: Annotated[
-        int, typer.Option("--documents", metavar="N", min=1, help="With --dry-run: documents of each source.")
+        int,
+        typer.Option(
+            "--documents", metavar="N", min=1, help="With --dry-run: number of documents to read of each source."
+        ),
     ] = _SAMPLE,
     sets: Sets = None,
     unsets: Unsets = None,

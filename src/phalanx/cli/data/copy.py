@@ -11,7 +11,7 @@ from phalanx.cli.data.options import Signer
 
 
 def copy(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="A dataset, or its address.")],
+    source: Annotated[str, typer.Argument(metavar="FROM", help="Directory or address of a dataset.")],
     target: Annotated[
         str, typer.Argument(metavar="TO", help="An address such as s3://bucket/name, or a new directory.")
     ],

@@ -20,7 +20,9 @@ _BEGINS, _ENDS = "⟦", "⟧"
 def sample(
     place: Annotated[Path, typer.Argument(metavar="DIR|RUN.toml", help="Directory of a dataset, or a run file.")],
     *,
-    count: Annotated[int, typer.Option("--count", metavar="N", min=1, max=1000, help="How many.")] = 3,
+    count: Annotated[
+        int, typer.Option("--count", metavar="N", min=1, max=1000, help="Number of samples to print.")
+    ] = 3,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the sample.")] = 0,
     mask: Annotated[bool, typer.Option("--mask", help="Run file only: mark the learned tokens, ⟦so⟧.")] = False,
     group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this mixture group.")] = None,

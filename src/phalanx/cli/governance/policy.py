@@ -23,7 +23,7 @@ Certificate = Annotated[
 
 @policy_app.command("sign", epilog="Example: phalanx policy sign policy.toml --key keys/steward.key")
 def sign_file(
-    policy: Annotated[Path, typer.Argument(metavar="POLICY.toml", help="The policy.")], key: Key = None
+    policy: Annotated[Path, typer.Argument(metavar="POLICY.toml", help="Policy file to sign.")], key: Key = None
 ) -> Answer:
     """Sign a policy; the signature is written beside it, and run files name the fingerprint that is printed."""
     from phalanx.governance.acts import name_target

@@ -26,11 +26,11 @@ def unlearn(
     run_dir: Annotated[Path, typer.Option("--run", metavar="RUN_DIR", help="Run that was trained on it.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New directory of the changed model.")],
     *,
-    steps: Annotated[int, typer.Option("--steps", min=1, max=100_000, help="Most updates.")] = 100,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=100_000, help="Maximum number of updates.")] = 100,
     rate: Annotated[
         float | None, typer.Option("--rate", min=1e-12, max=1.0, help="Learning rate; default: a tenth of the run's.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31, help="Draws the other texts.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**31, help="Seed of the draw of the other texts.")] = 0,
     signing_key: Annotated[
         Path | None,
         typer.Option("--signing-key", metavar="FILE", help="Signs the statement; default: your key for datasets."),

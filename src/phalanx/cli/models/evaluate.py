@@ -47,13 +47,17 @@ def evaluate(
         str | None, typer.Option("--against", metavar="MODEL|FILE.json", help="A model, or a result, to compare with.")
     ] = None,
     fail_below: Annotated[
-        list[str] | None, typer.Option("--fail-below", metavar="SUITE.METRIC=X", help="Exit with 5 below.")
+        list[str] | None,
+        typer.Option("--fail-below", metavar="SUITE.METRIC=X", help="Exit with code 5 if the metric is below X."),
     ] = None,
     fail_above: Annotated[
-        list[str] | None, typer.Option("--fail-above", metavar="SUITE.METRIC=X", help="Exit with 5 above.")
+        list[str] | None,
+        typer.Option("--fail-above", metavar="SUITE.METRIC=X", help="Exit with code 5 if the metric is above X."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="Result with every sample.")] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE.md", help="Tables to paste.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE.md", help="Output file of the tables, in Markdown.")
+    ] = None,
     page: Annotated[Path | None, typer.Option("--page", metavar="FILE.html", help="Page that opens offline.")] = None,
     inspect: Annotated[
         Path | None, typer.Option("--inspect", metavar="DIR", help="Logs for the viewer of inspect, one a suite.")
@@ -70,7 +74,9 @@ def evaluate(
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", metavar="DIR", help="Tokenizer of a server's model, to score it.")
     ] = None,
-    key_file: Annotated[Path | None, typer.Option("--key-file", metavar="FILE", help="Key of a server.")] = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", metavar="FILE", help="Access key of the server.")
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Ask a server by chats where a suite asks questions.")] = False,
     show_suites: Annotated[bool, typer.Option("--list", help="List the suites of this package.")] = False,
 ) -> Answer:

@@ -25,10 +25,15 @@ EXPORT_EPILOG = (
 
 
 def export(
-    source: Annotated[Path, typer.Argument(metavar="MODEL_DIR|RUN_DIR", help="A model, or a run: its newest.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="MODEL_DIR|RUN_DIR", help="A model, or a run, whose newest checkpoint is taken.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")],
     *,
-    kind: Annotated[str, typer.Option("--format", metavar="gguf|onnx", help="For llama.cpp, or onnxruntime.")] = "gguf",
+    kind: Annotated[
+        str,
+        typer.Option("--format", metavar="gguf|onnx", help="Output format: gguf for llama.cpp, onnx for onnxruntime."),
+    ] = "gguf",
     precision: Annotated[
         str, typer.Option("--precision", help="gguf: f32, f16, q8_0, q4_0; onnx: fp32, fp16, int8, int4.")
     ] = "",

@@ -75,7 +75,9 @@ def generate(
         int | None, typer.Option("--step", metavar="STEP", help="Step of the run's checkpoint; default: the newest.")
     ] = None,
     best: Annotated[bool, typer.Option("--best", help="Take the run's checkpoint with the best validation.")] = False,
-    certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="Copy of the owner's certificate.")
+    ] = None,
     own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code; read it first.")] = False,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...")] = "cpu",
     stages: Annotated[int, typer.Option("--stages", min=1, help="Processes to divide the layers among.")] = 1,

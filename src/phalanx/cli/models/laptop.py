@@ -47,7 +47,7 @@ def laptop(
     data_preferences: Annotated[
         Path | None, typer.Option("--data-preferences", metavar="FILE", help="Pairs; default: made of the texts.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and order.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and order.")] = 0,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the start.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and print the plan; write nothing.")] = False,
     prepare: Annotated[
@@ -76,17 +76,17 @@ def laptop(
     if plan is None and (resume or redo is not None):
         raise _nothing_there(out)
     is_new = plan is None
-    made = None
+    made_rows = None
     if plan is None:
-        plan, made = _plan(question, cut)
+        plan, made_rows = _plan(question, cut)
     _show_plan(plan, cut)
     facts = {"folder": out, "plan": plan.model_dump(mode="json"), "estimates_s": plan.estimates_s}
     if dry_run:
         return Answer({"dry_run": True, **facts})
     if is_new and not yes and sys.stdin.isatty():
         typer.confirm("Start?", default=True, abort=True)
-    if made is not None:
-        make_folder(out, plan, cut, made)
+    if made_rows is not None:
+        make_folder(out, plan, cut, made_rows)
     if prepare:
         print_line(f"{out}: prepared; the same command without --prepare begins")
         return Answer({"prepared": True, **facts})

@@ -87,9 +87,11 @@ def serve_witness(
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than loopback need a certificate.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 7100,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 7100,
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="TLS certificate, PEM.")] = None,
-    private_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
+    private_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Private key of the certificate, PEM.")
+    ] = None,
     both: Annotated[
         bool, typer.Option("--both", help="Cosign only what a log signed by Ed25519 and by ML-DSA-44.")
     ] = False,

@@ -1,4 +1,4 @@
-"""The part of ``phalanx plan`` about what each middle stage of a pipeline learns of the text."""
+"""The part of ``phalanx plan`` about leaks: how much of the text each middle stage of a pipeline learns."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from phalanx.cli.console import print_rows
+from phalanx.errors import ConfigError
 from phalanx.planner.cuts import StageLeak, StageLeakTable, read_stage_leaks
 from phalanx.planner.cuts.stages import Regime
 from phalanx.planner.model.shape import ModelShape
@@ -32,6 +33,16 @@ class PlannedLeaks:
 
 def stage_leaks_of(run_file: Path, overrides: list[str], shape: ModelShape, leaks: Path | None) -> PlannedLeaks | None:
     """Look up the leaks of a pipeline; None where no other party has a stage, or none like it was measured."""
+    planned = _find_leaks(run_file, overrides, shape, leaks)
+    if planned is None and leaks is not None:
+        raise ConfigError(
+            f"plan: --leaks {leaks} has no stage of {run_file}: expected --split, or a pipeline with stages of others "
+            "of which a model like this one was measured"
+        ).with_facts(code="PHX-C002", key="--leaks", do="remove it")
+    return planned
+
+
+def _find_leaks(run_file: Path, overrides: list[str], shape: ModelShape, leaks: Path | None) -> PlannedLeaks | None:
     from phalanx.models import partition_layers
     from phalanx.train import PipelineRun, load_run
 

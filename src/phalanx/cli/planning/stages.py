@@ -1,10 +1,11 @@
 """``phalanx plan --measured``: the stages of a run that goes on, from the speeds that its parties had."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,6 +18,9 @@ from phalanx.report.read import RunRecord, read_run
 from phalanx.telemetry import PEERS_FILE
 from phalanx.telemetry.parties import PartyRow, read_peers
 
+if TYPE_CHECKING:
+    from phalanx.train import PipelineRun
+
 _SHOWN_STEPS = 20
 """The last steps with a measurement; of several the median counts."""
 _PRESENT = frozenset({"connected", "serving", "shadowing"})
@@ -24,25 +28,45 @@ _MIN_LAYER_S = 1e-6
 """No machine is faster: a party says itself how long it took, and may say that it took no time."""
 
 
-def propose_stages(run_dir: Path) -> Answer:
-    """Propose how to cut the layers anew; print the parties' speeds and the command that goes on with that cut.
+@dataclass(frozen=True)
+class ProposedStages:
+    """Stages for the workers that a run has now, by the speeds that they had.
+
+    Attributes:
+        layers: Number of layers of each stage: the owner's first and last, and one stage for each worker between them.
+        layers_by_worker: Layers that each worker has now; the workers are in the order of the new stages.
+        slowest_now_s: Seconds of a step of the slowest party with the present stages.
+        slowest_then_s: Seconds of a step of the slowest party with the proposed stages.
+    """
+
+    layers: tuple[int, ...]
+    layers_by_worker: Mapping[str, int]
+    parties: MeasuredParties
+    slowest_now_s: float
+    slowest_then_s: float
+
+
+def find_present(run_dir: Path) -> list[PartyRow]:
+    """Return the workers that take part at the moment, or did when their owner ended."""
+    status = read_peers(run_dir / PEERS_FILE)
+    return [row for row in (status.parties if status else ()) if row.state in _PRESENT]
+
+
+def measure_stages(run: "PipelineRun", run_dir: Path) -> ProposedStages | None:
+    """Propose how to cut the layers of a run for the workers that it has now.
+
+    Returns:
+        None where there are fewer layers than stages.
 
     Raises:
-        ConfigError: It is no run with a pipeline, or no step of it was measured.
+        ConfigError: No step was measured.
     """
-    from phalanx.train import PipelineRun, load_run
     from phalanx.train.setup.planned_memory import planned_shape
 
-    record, status = read_run(run_dir), read_peers(run_dir / PEERS_FILE)
-    run = load_run(run_dir / "config.toml")
-    if not isinstance(run, PipelineRun):
-        raise ConfigError(f"{run_dir}: is no run with a pipeline, whose layers could be cut anew").with_facts(
-            code="PHX-C002", key="--measured", found=run.engine, expected="a run with [pipeline]"
-        )
     shape = planned_shape(run.model)
     flops = forward_flops(shape, run.data.sequence_length)
+    record, rows = read_run(run_dir), find_present(run_dir)
     stage_layers = _read_layers(record)
-    rows = [row for row in (status.parties if status else ()) if row.state in _PRESENT]
     edge_work = flops.head / (flops.block + flops.scores)
     owner_s, seconds_by_party = _measure_layers(
         record.metrics, rows, stage_layers, edge_work, shadows=run.guard.shadow_upkeep.in_lockstep
@@ -56,19 +80,37 @@ def propose_stages(run_dir: Path) -> Answer:
     parties = MeasuredParties(owner_s, worker_s, edge_work)
     layers = propose_layers(shape.layers, parties)
     if layers is None:
-        raise ConfigError(f"{run_dir}: {shape.layers} layers are too few for {len(worker_s)} workers and the owner")
-    layers_by_party = {row.name: _count_layers(stage_layers, row.serves) for row in rows}
-    num_served = sum(layers_by_party.values())
-    now_s = parties.slowest_seconds(shape.layers - num_served, [layers_by_party[name] for name in worker_s])
+        return None
+    layers_by_worker = {row.name: _count_layers(stage_layers, row.serves) for row in rows}
+    owned = shape.layers - sum(layers_by_worker.values())
+    now_s = parties.slowest_seconds(owned, list(layers_by_worker.values()))
     then_s = parties.slowest_seconds(layers[0] + layers[-1], layers[1:-1])
-    command = (
-        f"phalanx train RUN.toml --resume --set pipeline.stages={len(layers)} --set 'pipeline.layers={list(layers)}'"
-    )
+    return ProposedStages(layers, layers_by_worker, parties, now_s, then_s)
+
+
+def propose_stages(run_dir: Path) -> Answer:
+    """Propose how to cut the layers anew; print the parties' speeds and the command that goes on with that cut.
+
+    Raises:
+        ConfigError: It is no run with a pipeline, no step of it was measured, or it has fewer layers than stages.
+    """
+    from phalanx.train import PipelineRun, load_run
+
+    run = load_run(run_dir / "config.toml")
+    if not isinstance(run, PipelineRun):
+        raise ConfigError(f"{run_dir}: is no run with a pipeline, whose layers could be cut anew").with_facts(
+            code="PHX-C002", key="--measured", found=run.engine, expected="a run with [pipeline]"
+        )
+    proposal = measure_stages(run, run_dir)
+    if proposal is None:
+        raise ConfigError(f"{run_dir}: its layers are too few for {len(find_present(run_dir))} workers and the owner")
+    layers, worker_s = list(proposal.layers), proposal.parties.worker_s
+    command = f"phalanx train RUN.toml --resume --set pipeline.stages={len(layers)} --set 'pipeline.layers={layers}'"
     print_rows(
         [
             {
                 "party": name,
-                "layers now": layers_by_party[name],
+                "layers now": proposal.layers_by_worker[name],
                 "proposed": count,
                 "seconds a layer": f"{worker_s[name]:.3g}",
             }
@@ -77,10 +119,10 @@ def propose_stages(run_dir: Path) -> Answer:
     )
     facts: dict[str, Any] = {
         "stages": len(layers),
-        "layers": list(layers),
-        "slowest_now_s": now_s,
-        "slowest_then_s": then_s,
-        "owner_s": owner_s,
+        "layers": layers,
+        "slowest_now_s": proposal.slowest_now_s,
+        "slowest_then_s": proposal.slowest_then_s,
+        "owner_s": proposal.parties.owner_s,
         "worker_s": worker_s,
         "command": command,
     }

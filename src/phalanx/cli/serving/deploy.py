@@ -19,18 +19,22 @@ DEPLOY_EPILOG = (
 def deploy(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that the files are written into.")],
     *,
-    target: Annotated[str, typer.Option("--target", help="container, compose, kubernetes or systemd.")],
-    service: Annotated[str, typer.Option("--service", help="serve or gateway.")] = "serve",
+    target: Annotated[
+        str, typer.Option("--target", help="Kind of deployment: container, compose, kubernetes or systemd.")
+    ],
+    service: Annotated[str, typer.Option("--service", help="Service to deploy: serve or gateway.")] = "serve",
     name: Annotated[str | None, typer.Option("--name", help="Name of the service.")] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", help="Of Kubernetes.")] = None,
-    image: Annotated[str | None, typer.Option("--image", metavar="NAME@sha256:DIGEST", help="What is run.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", help="Kubernetes namespace.")] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="NAME@sha256:DIGEST", help="Container image, pinned by its digest.")
+    ] = None,
     base_image: Annotated[str | None, typer.Option("--base-image", help="What the container file builds on.")] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="Directory of the model; for Kubernetes the claim of its volume.")
     ] = None,
     model_name: Annotated[str | None, typer.Option("--model-name", help="Id of the model for clients.")] = None,
     access: Annotated[str | None, typer.Option("--access", help="Directory of keys, for compose.")] = None,
-    server_name: Annotated[str | None, typer.Option("--server-name", help="Name in the certificate.")] = None,
+    server_name: Annotated[str | None, typer.Option("--server-name", help="Host name in the TLS certificate.")] = None,
     publish: Annotated[str | None, typer.Option("--publish", help="Address that compose listens on.")] = None,
     port: Annotated[int | None, typer.Option("--port", min=1024, max=65535)] = None,
     cpus: Annotated[int | None, typer.Option("--cpus", min=1, max=256)] = None,

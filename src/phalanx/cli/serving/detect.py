@@ -19,10 +19,12 @@ DETECT_EPILOG = (
 
 def detect(
     text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="A file, stdin (-), or the text itself.")],
-    tokenizer: Annotated[Path, typer.Option("--tokenizer", metavar="DIR", help="Of the model: its directory.")],
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", metavar="DIR", help="Directory of the model's tokenizer.")],
     keys: Annotated[list[Path], typer.Option("--keys", metavar="FILE", help="Mark keys; may be given several times.")],
     max_p: Annotated[float, typer.Option("--max-p", min=1e-300, max=0.05, help="Largest p-value of a mark.")] = 1e-6,
-    min_tokens: Annotated[int, typer.Option("--min-tokens", min=1, help="Below them nothing is said.")] = 16,
+    min_tokens: Annotated[
+        int, typer.Option("--min-tokens", min=1, help="Number of tokens below which no result is given.")
+    ] = 16,
 ) -> Answer:
     """Look for the mark of any of some keys; the p-value is exact and corrected for their number."""
     from phalanx.data.tokenizers.check import open_vocabulary

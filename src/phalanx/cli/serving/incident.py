@@ -30,7 +30,7 @@ def open_incident(
     access: AccessDir = Path("access"),
     operator_home: OperatorHome = None,
 ) -> Answer:
-    """Open an incident: what is done from here on is in its own signed log."""
+    """Open an incident: every further act is recorded in its own signed log."""
     from phalanx.serve.incident import IncidentCase
 
     case = IncidentCase.begin(access, title, operator_home)
@@ -90,11 +90,11 @@ def release(
     "Example: phalanx incident rollback runs/first --model first --before 400 --certificate pinned/owner.pem"
 )
 def rollback(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run that the model is of.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory of the model.")],
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="Id of the model, as clients name it.")],
     *,
     before: Annotated[
-        int | None, typer.Option("--before", min=1, metavar="STEP", help="Only checkpoints of less steps.")
+        int | None, typer.Option("--before", min=1, metavar="STEP", help="Only checkpoints before this step.")
     ] = None,
     certificate: Annotated[
         Path | None, typer.Option("--certificate", metavar="FILE", help="Copy of the owner's that you keep.")
@@ -142,12 +142,14 @@ def report(
     *,
     access: AccessDir = Path("access"),
     operator_home: OperatorHome = None,
-    hours: Annotated[int, typer.Option(min=0, max=8760, help="Hours before the incident that it begins.")] = 24,
+    hours: Annotated[
+        int, typer.Option(min=0, max=8760, help="Hours before the incident at which the report begins.")
+    ] = 24,
     check: Annotated[
         Path | None, typer.Option("--check", metavar="FILE", help="Check the signature of a report, and write none.")
     ] = None,
 ) -> Answer:
-    """Write the signed report: what was done, and the time line of the signed log of requests around it."""
+    """Write the signed report: the acts, and the time line of the signed log of requests around them."""
     from phalanx.serve.incident import verify_report, write_report
     from phalanx.serve.incident.case import operator_of
     from phalanx.serve.incident.report import PAGE_FILE, REPORT_FILE

@@ -36,20 +36,26 @@ OperatorHome = Annotated[
 )
 def create(
     *,
-    owner: Annotated[str, typer.Option(help="Who gets the key, as list, usage and log name it.")],
+    owner: Annotated[str, typer.Option(help="Holder of the key, as lists, usage and the log name it.")],
     access: AccessDir = Path("access"),
-    role: Annotated[str, typer.Option(help="user, or operator: may see metrics and steer the server.")] = "user",
+    role: Annotated[str, typer.Option(help="user, or operator, who may read metrics and control the server.")] = "user",
     model: Annotated[list[str] | None, typer.Option(help="Model that it may use; may be repeated. None: all.")] = None,
     network: Annotated[
-        list[str] | None, typer.Option(help="Addresses that it is good from, such as 10.0.0.0/8; may be repeated.")
+        list[str] | None, typer.Option(help="Client addresses that may use it, such as 10.0.0.0/8; may be repeated.")
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Days until it expires.")] = 90,
-    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Default 60.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="Default 100000.")] = None,
-    requests_per_month: Annotated[int | None, typer.Option(min=0, help="Default 100000.")] = None,
-    tokens_per_month: Annotated[int | None, typer.Option(min=0, help="Default 10000000.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Limit in any 60 seconds; default 60.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=0, help="Limit in any 60 seconds; default 100000.")
+    ] = None,
+    requests_per_month: Annotated[
+        int | None, typer.Option(min=0, help="Limit in a calendar month, UTC; default 100000.")
+    ] = None,
+    tokens_per_month: Annotated[
+        int | None, typer.Option(min=0, help="Limit in a calendar month, UTC; default 10000000.")
+    ] = None,
     concurrency: Annotated[int | None, typer.Option(min=0, help="Requests at the same time; default 8.")] = None,
-    may_skip_mark: Annotated[bool, typer.Option(help="Let it ask for text without a watermark.")] = False,
+    may_skip_mark: Annotated[bool, typer.Option(help="Allow requests for text without a mark.")] = False,
     secret_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="New file, readable by you only, instead of the terminal.")
     ] = None,
@@ -111,10 +117,10 @@ def limit(
     *,
     access: AccessDir = Path("access"),
     days: Annotated[int | None, typer.Option(min=1, max=3650, help="Days from now until it expires.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="In any 60 seconds.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="In any 60 seconds.")] = None,
-    requests_per_month: Annotated[int | None, typer.Option(min=0, help="In a calendar month, UTC.")] = None,
-    tokens_per_month: Annotated[int | None, typer.Option(min=0, help="In a calendar month, UTC.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Limit in any 60 seconds.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="Limit in any 60 seconds.")] = None,
+    requests_per_month: Annotated[int | None, typer.Option(min=0, help="Limit in a calendar month, UTC.")] = None,
+    tokens_per_month: Annotated[int | None, typer.Option(min=0, help="Limit in a calendar month, UTC.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=0, help="Requests at the same time.")] = None,
     operator_home: OperatorHome = None,
 ) -> Answer:

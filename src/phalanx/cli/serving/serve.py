@@ -17,7 +17,9 @@ _Named = "NAME=DIR"
 def serve(
     where: Annotated[Path, typer.Argument(metavar="RUN_DIR|DIR", help="A run, a checkpoint in one, or a model.")],
     *,
-    access: Annotated[Path, typer.Option("--access", metavar="DIR", help="Keys, budgets, log.")] = Path("access"),
+    access: Annotated[
+        Path, typer.Option("--access", metavar="DIR", help="Directory of keys, budgets and the log.")
+    ] = Path("access"),
     name: Annotated[str | None, typer.Option("--name", help="Id of the model for clients; default its folder.")] = None,
     model: Annotated[
         list[str] | None, typer.Option("--model", metavar=_Named, help="A further model; may be repeated.")
@@ -28,41 +30,58 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on; others than loopback need TLS.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 lets the system choose.")] = 8080,
-    certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="For TLS, PEM.")] = None,
-    private_key: Annotated[Path | None, typer.Option("--private-key", metavar="FILE", help="Its key, PEM.")] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes any free one.")
+    ] = 8080,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="TLS certificate, PEM.")
+    ] = None,
+    private_key: Annotated[
+        Path | None, typer.Option("--private-key", metavar="FILE", help="Private key of the certificate, PEM.")
+    ] = None,
     client_authority: Annotated[
-        Path | None, typer.Option("--client-authority", metavar="FILE", help="Clients must show a certificate of it.")
+        Path | None,
+        typer.Option(
+            "--client-authority", metavar="FILE", help="Authority, PEM; clients must show a certificate that it signed."
+        ),
     ] = None,
     filters: Annotated[
-        Path | None, typer.Option("--filters", metavar="FILE.toml", help="What filters refuse and note.")
+        Path | None, typer.Option("--filters", metavar="FILE.toml", help="Filters of prompts and answers.")
     ] = None,
     mark_keys: Annotated[
         Path | None, typer.Option("--mark-keys", metavar="FILE", help="Mark texts by the keys in this file.")
     ] = None,
-    mark: Annotated[str, typer.Option("--mark", help="on, or required; with --mark-keys.")] = "on",
+    mark: Annotated[
+        str, typer.Option("--mark", help="With --mark-keys: on, or required, which allows no text without a mark.")
+    ] = "on",
     mark_greedy: Annotated[
-        str, typer.Option("--mark-greedy", help="At temperature 0: bias, refuse or plain.")
+        str, typer.Option("--mark-greedy", help="Marking at temperature 0: bias, refuse or plain.")
     ] = "bias",
     watch: Annotated[
-        Path | None, typer.Option("--watch", metavar="FILE.toml", help="Rules of alerts, webhook, traces.")
+        Path | None, typer.Option("--watch", metavar="FILE.toml", help="Settings of alerts, webhook and traces.")
     ] = None,
-    max_rows: Annotated[int, typer.Option("--max-rows", min=1, max=1024, help="Texts at the same time.")] = 32,
+    max_rows: Annotated[
+        int, typer.Option("--max-rows", min=1, max=1024, help="Texts generated at the same time.")
+    ] = 32,
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", min=1, max=65536, help="Requests in the queue; others get 503.")
     ] = 128,
     max_cache_tokens: Annotated[
-        int, typer.Option("--max-cache-tokens", min=64, help="Room for keys and values, in tokens.")
+        int, typer.Option("--max-cache-tokens", min=64, help="Size of the key-value cache, in tokens.")
     ] = 65536,
     int8: Annotated[bool, typer.Option("--int8", help="Compute linear layers in 8-bit integers; faster.")] = False,
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="The same bits whatever else is in the batch; slower alone.")
     ] = False,
-    threads: Annotated[int, typer.Option("--threads", min=0, max=1024, help="Of torch; 0 for its own choice.")] = 0,
-    drain_s: Annotated[int, typer.Option("--drain-s", min=0, max=3600, help="Seconds to end after SIGTERM.")] = 30,
+    threads: Annotated[
+        int, typer.Option("--threads", min=0, max=1024, help="Threads of torch; 0 lets torch choose.")
+    ] = 0,
+    drain_s: Annotated[
+        int, typer.Option("--drain-s", min=0, max=3600, help="Seconds after SIGTERM for requests to finish.")
+    ] = 30,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Show browsers the chat page at /.")] = True,
     page_name: Annotated[
-        list[str] | None, typer.Option("--page-name", metavar="HOST", help="Name of a proxy that shows the page.")
+        list[str] | None, typer.Option("--page-name", metavar="HOST", help="Host name of a proxy in front of the page.")
     ] = None,
     chat_link: Annotated[
         str | None, typer.Option("--chat-link", metavar="KEY", help="Print a link that signs a browser in once.")
@@ -73,9 +92,11 @@ def serve(
     ] = None,
     seal_texts: Annotated[
         Path | None,
-        typer.Option("--seal-texts", metavar="FILE.pub", help="Log texts too, sealed for a key of keys text-key."),
+        typer.Option(
+            "--seal-texts", metavar="FILE.pub", help="Also log texts, encrypted to a key of phalanx keys text-key."
+        ),
     ] = None,
-    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
+    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code; read it first.")] = False,
 ) -> Answer:
     """Serve a model by the protocols of OpenAI and Anthropic; every route needs a key of `phalanx keys create`."""
     from pydantic import ValidationError

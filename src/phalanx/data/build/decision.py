@@ -38,10 +38,6 @@ class PieceTexts:
         piece = self._piece_of_document(number)
         return Page(decode_document(self._open(piece)[number - self._starts[piece]]), self._sources[piece])
 
-    def source_name(self, number: int) -> str:
-        """The name of its source, without reading it."""
-        return self._sources[self._piece_of_document(number)]
-
     def first_document(self, piece: int) -> int:
         """Return the number of the first document of a piece."""
         return self._starts[piece]

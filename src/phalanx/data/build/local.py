@@ -85,8 +85,10 @@ class LocalProcesses(Closeable):
             yield waiting.popleft().result()
 
     def _delegate_task(self, task: Task) -> dict[str, Any]:
-        child = self._idle.get() or self._start_child()
+        child = self._idle.get()
         try:
+            # inside: where a process cannot be started, its place must not be lost to the other threads
+            child = child or self._start_child()
             return child.request_task(task)
         finally:
             self._idle.put(child)

@@ -16,7 +16,7 @@ from phalanx.errors import DataError
 
 _BLOCK_BYTES = 1 << 18
 _TAIL = struct.Struct("<QQI4s")
-"""Blocks, records, a checksum of the index before it, and what a whole file ends with."""
+"""Blocks, records, a checksum of the index before it, and the mark at the end of a complete file."""
 _END = b"PHXR"
 _ENTRY = struct.Struct("<QQ")
 _LENGTH = struct.Struct("<I")

@@ -21,7 +21,7 @@ from phalanx.data.sources import BrokenRecord, Document, Origin
 from phalanx.errors import DataError
 
 DOCUMENTS, MARKS, ACCOUNT = "documents", "marks", "account"
-"""Files of a finished piece: what it kept, marks of these, and a line for everything that was left out."""
+"""Files of a finished piece: its kept documents, their marks, and a line for each document that was left out."""
 Record = Document | BrokenRecord
 _LONGEST = 1000
 _MAX_ENTRY_BYTES = 48 * 1024
@@ -46,7 +46,7 @@ class PieceWriter:
             self._marks.append_record(mark)
 
     def leave_out(self, document: Document, fate: Fate, step: str, reason: RuleReason) -> None:
-        """Leave a document out, with the reason."""
+        """Count a document that a step left out, and write its line of the account."""
         content = document.text.encode()
         raw_bytes = 0 if document.origin is None else document.origin.raw_bytes
         self.tally.count_document(fate, step, raw_bytes=raw_bytes, text_bytes=len(content))

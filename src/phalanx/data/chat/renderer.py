@@ -14,7 +14,7 @@ from phalanx.data.chat.template import ChatTemplate
 from phalanx.errors import DataError, ModelError
 
 ANY_DAY = date(2024, 7, 26)
-"""The date that templates find where texts must be the same tomorrow; the one that Llama's own falls back to."""
+"""Date for templates where texts must be the same tomorrow: the default of Llama's own template."""
 
 _MODULE = "phalanx.data.chat.sandbox_process"
 _ENDED = "it takes more time or memory than a template may"

@@ -91,7 +91,7 @@ class _GroupFacts:
         return replace(share, scores=lambda by: np.asarray(self.scores(by))[sequences])
 
     def name_sequences(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return which sequences of the group those of the share are."""
+        """Map sequence numbers of the share to sequence numbers of the group."""
         if self.whole is None:
             return numbers
         # the beginning of one permutation for all shares, so that a larger one has those of a smaller one

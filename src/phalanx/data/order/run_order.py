@@ -39,7 +39,7 @@ class Group:
 
 @dataclass(frozen=True)
 class PhaseCount:
-    """What a phase draws: so many samples from so many sequences, a share `amount` of those of its groups."""
+    """The draws of a phase: its samples, and the sequences they come from, a share `amount` of its groups."""
 
     amount: float
     num_sequences: int
@@ -98,7 +98,7 @@ class RunOrder:
         return {group.name: count for group, count in zip(self.groups, counts, strict=True)}
 
     def count_phases(self, num_samples: int) -> list["PhaseCount"]:
-        """Count what each phase that begins within the first so many samples draws."""
+        """Count the draws of each phase that begins within the first so many samples."""
         starts = [start for start, _ in self.schedule.starts]
         counts = []
         for phase, start, end in zip(self.schedule.phases, starts, [*starts[1:], num_samples], strict=False):

@@ -98,7 +98,7 @@ class Windows:
         self.num_rows, _ = count_sequences(len(split.tokens), length)
 
     def read_rows(self, numbers: Sequence[int]) -> RowBlock:
-        """As `Rows.read_rows`."""
+        """As `Rows.read_rows`; a document's last token predicts nothing, and `weights` is None."""
         length, tokens = self._length, self._split.tokens
         rows = np.empty((len(numbers), length + 1), dtype=np.int64)
         for row, number in zip(rows, numbers, strict=True):

@@ -21,7 +21,7 @@ from phalanx.data.sources.files import note_file_read
 from phalanx.errors import DataError
 
 _MAX_ITEM_SIZE = 1 << 20
-"""Characters of one line of a set's file: what is longer is no item."""
+"""Characters of one line of a set's file; a longer line is no item."""
 
 
 def _to_path(value: Any) -> Any:

@@ -83,9 +83,6 @@ class Texts(Protocol):
     def read_page(self, number: int) -> Page:
         """One document."""
 
-    def source_name(self, number: int) -> str:
-        """The name of its source in the recipe, without reading it."""
-
 
 class CorpusRule(Protocol):
     """A rule that compares documents: a mark is made of each by many processes, then one decides over all marks."""

@@ -188,17 +188,17 @@ def train_classifier(positive: Iterable[str], negative: Iterable[str]) -> tuple[
     """
     kinds = [dict.fromkeys(texts) for texts in (positive, negative)]
     both = kinds[0].keys() & kinds[1].keys()
-    learned, kept = (
+    training, held_out = (
         [[text for text in texts if text not in both and is_held_out(text) is side] for texts in kinds]
         for side in (False, True)
     )
-    if min(map(len, learned)) < MIN_TEXTS or min(map(len, kept)) == 0:
+    if min(map(len, training)) < MIN_TEXTS or min(map(len, held_out)) == 0:
         counts = f"{len(kinds[0])} positive and {len(kinds[1])} negative texts, {len(both)} of them in both"
         raise DataError(f"classifier: found {counts}; expected at least {2 * MIN_TEXTS} different ones of each kind")
-    weights, bias = _fit_weights(*learned)
+    weights, bias = _fit_weights(*training)
     classifier = TextClassifier(weights, bias, {})
-    measure = measure_classifier(classifier, *kept)
-    trained = {"positive": len(learned[0]), "negative": len(learned[1]), "in_both": len(both)}
+    measure = measure_classifier(classifier, *held_out)
+    trained = {"positive": len(training[0]), "negative": len(training[1]), "in_both": len(both)}
     return TextClassifier(weights, bias, {"trained_on": trained, "held_out": measure.to_json()}), measure
 
 

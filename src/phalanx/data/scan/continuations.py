@@ -83,7 +83,7 @@ class Continuations:
         self._config = config
 
     def mark_page(self, page: Page) -> bytes:
-        """Return an empty mark: what is rare depends on all documents."""
+        """Return an empty mark: rarity depends on all documents."""
         del page
         return b""
 

@@ -35,7 +35,7 @@ _INCOMPLETE = ".incomplete"
 
 
 class DatasetWriter(Closeable):
-    """A writer of one dataset; until `finish` returns there is none.
+    """A writer of one dataset; until `finish_dataset` returns there is none.
 
     Everything is written below ``.incomplete`` and moved at the end, the manifest last. A writer that was killed
     leaves nothing that could be taken for a dataset, and the next one in the same directory begins anew.

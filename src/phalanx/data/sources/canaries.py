@@ -1,4 +1,4 @@
-"""Canaries: invented secrets that a dataset is given, so that its owner can measure what a model repeats of it."""
+"""Canaries: invented secrets in a dataset, by which its owner measures how much a model repeats."""
 
 import hashlib
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class CanarySettings(StrictModel):
 
 
 class CanaryConfig(SourceSettings, CanarySettings):
-    """Planted canaries as a source: the account counts and names their documents like those of any other source."""
+    """Planted canaries as a source; the account counts and names their documents as it does for any source."""
 
     kind: Literal["canaries"] = "canaries"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 _SPACES = b"\t\n\x0c\r "
 PRESCANNED_BYTES = 4096
-"""Of a page that are looked at for what it declares; the standard asks for 1,024."""
+"""Bytes of a page that are searched for a declared encoding; the standard asks for 1,024."""
 
 UNREADABLE = "ISO-2022-KR, ISO-2022-CN or HZ"
 """Charsets that browsers know and refuse: bytes that look harmless in one place are markup in another."""

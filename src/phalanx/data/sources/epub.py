@@ -94,23 +94,29 @@ class EpubFiles(RecordFiles):
 
 @dataclass
 class _Package:
-    """The package of a book: files by their number, the numbers in order, and its title."""
+    """The package of a book.
+
+    Attributes:
+        items: Files of the manifest by their id.
+        spine: Ids of the pages, in reading order.
+        unread_items: Descriptions of spine items that are no pages.
+    """
 
     folder: str
-    hrefs: dict[str, "_Item"] = field(default_factory=dict)
+    items: dict[str, "_Item"] = field(default_factory=dict)
     spine: list[str] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
     unread_items: list[str] = field(default_factory=list)
 
-    def page_of(self, number: str) -> "_Item | None":
-        """Return an item of the spine, or what stands in for it where it is no page; None where nothing does."""
-        if number not in self.hrefs:
-            raise DataError(f"its spine names {number[:40]!r}, which its manifest does not")
+    def find_page(self, item_id: str) -> "_Item | None":
+        """Return an item of the spine, or the first of its fallbacks that is a page; None if there is none."""
+        if item_id not in self.items:
+            raise DataError(f"its spine names {item_id[:40]!r}, which its manifest does not")
         for _ in range(_MAX_FALLBACKS):
-            item = self.hrefs.get(number)
+            item = self.items.get(item_id)
             if item is None or item.is_page:
                 return item
-            number = item.fallback
+            item_id = item.fallback
         return None
 
 
@@ -119,7 +125,7 @@ class _Item:
     """A file of a book.
 
     Attributes:
-        fallback: The number of the item that stands in for it.
+        fallback: Id of the item to use where this one is no page; empty for none.
     """
 
     href: str
@@ -182,10 +188,10 @@ def _possible_names(name: str) -> Iterator[str]:
 
 
 class _Book:
-    """The files in a zip, of which no more than a bound is unpacked in all."""
+    """The files in a zip; at most `max_bytes` of them are unpacked in all."""
 
-    def __init__(self, archive: zipfile.ZipFile, most: int) -> None:
-        self._archive, self._remaining_bytes = archive, most
+    def __init__(self, archive: zipfile.ZipFile, max_bytes: int) -> None:
+        self._archive, self._remaining_bytes = archive, max_bytes
         self._names = _names_of(archive)
         self._encrypted = self._encrypted_files()
 
@@ -224,15 +230,15 @@ class _Book:
         if not packages:
             raise DataError(f"{_CONTAINER} names no package")
         # a book may be there in other forms too, such as PDF
-        _, path = min(packages, key=lambda one: one[0])
+        _, path = min(packages, key=lambda entry: entry[0])
         place = posixpath.normpath(path.strip().replace("\\", "/").lstrip("/"))
         package = _Package(posixpath.dirname(place))
         stack: list[str] = []
 
         def open_element(name: str, attributes: dict[str, str]) -> None:
             stack.append(name)
-            if name == "item" and len(package.hrefs) < _MAX_PAGES:
-                package.hrefs[attributes.get("id", "")] = _Item(
+            if name == "item" and len(package.items) < _MAX_PAGES:
+                package.items[attributes.get("id", "")] = _Item(
                     attributes.get("href", ""), attributes.get("media-type", ""), attributes.get("fallback", "")
                 )
             elif name == "itemref":
@@ -250,11 +256,11 @@ class _Book:
         return package
 
     def read_pages(self, package: _Package) -> Iterator[tuple[str, bytes]]:
-        """Yield every page of the spine, with its name; other items are added to `package.not_read`."""
-        for number in package.spine:
-            item = package.page_of(number)
+        """Yield every page of the spine, with its name; other items are added to `package.unread_items`."""
+        for item_id in package.spine:
+            item = package.find_page(item_id)
             if item is None:
-                other = package.hrefs[number]
+                other = package.items[item_id]
                 package.unread_items.append(f"{other.href[:80]} ({other.media[:40] or 'of no type'})")
                 continue
             name = self._archive_name(package.folder, item.href)
@@ -268,14 +274,14 @@ class _Book:
         forms = (form for path in paths for form in _name_forms(path))
         return next((self._names[form] for form in forms if form in self._names), paths[0])
 
-    def _read_entry(self, name: str, most: int | None = None) -> bytes:
+    def _read_entry(self, name: str, max_bytes: int | None = None) -> bytes:
         try:
             info = self._archive.getinfo(name)
         except KeyError as exc:
             raise DataError(f"lacks its file {name[:80]!r}") from exc
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DataError(f"{name[:80]}: is packed in a way that EPUB does not know")
-        limit = self._remaining_bytes if most is None else min(self._remaining_bytes, most)
+        limit = self._remaining_bytes if max_bytes is None else min(self._remaining_bytes, max_bytes)
         content = bytearray()
         with self._archive.open(info) as stream:
             while block := stream.read(_BLOCK_BYTES):

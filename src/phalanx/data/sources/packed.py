@@ -185,7 +185,7 @@ class _Unpacker:
         self._is_over = False
 
     def unpack_runs(self) -> Iterator[BinaryIO | Damage]:
-        """Yield streams, and the damage between them."""
+        """Yield a stream per undamaged run of members, and between two of them the damage, added up."""
         lost, reason = 0, ""
         while not self._is_over:
             first = self.next_piece()

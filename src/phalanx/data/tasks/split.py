@@ -147,7 +147,7 @@ def _draw_clients(
 TEST_SHARE = 0.2
 """Of every class, from which the held-out texts are drawn."""
 SPLIT_SEED = 0
-"""Of what is held out: the same for every seed of a run."""
+"""Seed of the held-out split: the same for every seed of a run."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from phalanx.federated.carriers.shim import (
     END,
     LOST,
     ORDER,
+    REFUSED,
     SITES,
     ShimMessage,
     SocketLostError,
@@ -31,6 +32,8 @@ from phalanx.security.crypto import Identity, Peer
 from phalanx.transport import SignedHeader, TransportConfig
 
 _LOOK_EVERY_S, _GREET_EVERY_S, _END_S = 0.5, 2.0, 5.0
+_GREETING_S = 60.0
+"""How long a site may take to answer a greeting. Who has taken its name at the engine answers none, or wrongly."""
 _MAX_WAITING = 256
 _MAX_WORDS = 300
 Say = Callable[[str], None]
@@ -179,6 +182,7 @@ class BridgeCarrier:
         if self._engine is None:
             return
         now, revoked = time.monotonic(), None
+        self._give_up_greetings(now)
         for site, contact in self._contacts.items():
             busy = any(delivery.site == site for delivery in self._open.values())
             if not contact.is_near or contact.conversation.is_met or busy or now - contact.greeted < _GREET_EVERY_S:
@@ -189,6 +193,23 @@ class BridgeCarrier:
                 continue
             contact.greeted = now
             self._deliver_frame(site, *contact.conversation.sign_greeting())
+
+    def _give_up_greetings(self, now: float) -> None:
+        for number, delivery in list(self._open.items()):
+            is_greeting = delivery.asked.fields.kind == SiteGreeting.kind
+            if is_greeting and now - self._contacts[delivery.site].greeted >= _GREETING_S:
+                self._report_trouble(delivery.site, f"did not answer a greeting in {_GREETING_S:g} s")
+                self._end_conversation(delivery.site, "gone")
+                self._tell_refused(delivery.site, number)
+
+    def _tell_refused(self, site: str, number: int) -> None:
+        """Have the engine ask another one that goes by the site's name, where there is one."""
+        with self._lock:
+            engine = self._engine
+        if engine is not None:
+            # an engine that is gone need not be told
+            with contextlib.suppress(SocketLostError):
+                write_message(engine[1], ShimMessage(REFUSED, number, site))
 
     def _drain_queue(self) -> None:
         while True:
@@ -229,6 +250,7 @@ class BridgeCarrier:
         except (TransportError, VerificationError) as exc:
             self._report_trouble(site, f"the engine's answer is refused: {printable_text(str(exc), _MAX_WORDS)}")
             self._end_conversation(site, "refused")
+            self._tell_refused(site, message.number)
             return
         del self._open[message.number]
         fields = frame.header.fields

@@ -48,7 +48,7 @@ class Carrier(Protocol):
         """The sites that can be asked now."""
 
     def broadcast_orders(self, orders: Mapping[str, SentOrder]) -> None:
-        """Send each site its order; one that cannot be reached is told of by `collect`."""
+        """Send each site its order; `collect_reply` reports one that cannot be reached."""
 
     def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """Return the next reply of any site, or word that there will be none; None when neither is there in time."""

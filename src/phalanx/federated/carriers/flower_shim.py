@@ -64,6 +64,11 @@ class FrameRelay:
         self._grid, self._line = grid, line
         self._nodes: dict[int, str | None] = {}
         self._open: dict[str, _Question] = {}
+        # by site, the last answer that was handed in; and, by node, when its answer was last found not to be the site's
+        self._answered: dict[str, _Question] = {}
+        self._doubted: dict[int, int] = {}
+        self._num_doubts = 0
+        line.note_refused = self._doubt_answer
         self._looked = float("-inf")
 
     def relay_frames(self) -> None:
@@ -84,6 +89,7 @@ class FrameRelay:
         self._looked = time.monotonic()
         node_ids, before = set(self._grid.get_node_ids()), self._site_nodes()
         self._nodes = {node: site for node, site in self._nodes.items() if node in node_ids}
+        self._doubted = {node: number for node, number in self._doubted.items() if node in node_ids}
         self._open = {number: query for number, query in self._open.items() if query.order or query.node in node_ids}
         for node in sorted(node_ids - set(self._nodes)):
             self._nodes[node] = None
@@ -91,12 +97,33 @@ class FrameRelay:
         self._tell_sites(before)
 
     def _site_nodes(self) -> dict[str, int]:
-        """Return the node of each site: of several, the one that was there first, so that none can take its place."""
+        """Return the node of each site.
+
+        If several nodes claim a site, the first keeps it, so that none can take its place, unless its answers are not
+        the site's: then the others are asked in turn, for a name here is anybody's word, and only frames prove it.
+        """
         nodes: dict[str, int] = {}
-        for node, site in self._nodes.items():
+        for node, site in sorted(self._nodes.items(), key=lambda item: self._doubted.get(item[0], -1)):
             if site:
                 nodes.setdefault(site, node)
         return nodes
+
+    def _doubt_answer(self, site: str, number: int) -> None:
+        """Ask another node of this site from now on, if there is one, than the one that was asked this."""
+        answered = self._answered.pop(site, None)
+        asked = [question for question in (answered, *self._open.values()) if question is not None]
+        for question in asked:
+            if question.order is not None and question.order.number == number:
+                self._doubt_node(question.node)
+        self._open = {
+            key: question
+            for key, question in self._open.items()
+            if question.order is None or question.order.number != number
+        }
+
+    def _doubt_node(self, node: int) -> None:
+        self._num_doubts += 1
+        self._doubted[node] = self._num_doubts
 
     def _tell_sites(self, before: dict[str, int]) -> None:
         now = self._site_nodes()
@@ -104,6 +131,9 @@ class FrameRelay:
             self._line.tell_sites(now)
 
     def _forward_frame(self, order: ShimMessage) -> None:
+        # the owner goes on in this conversation, so the answer before was the site's
+        if (proven := self._answered.pop(order.name, None)) is not None:
+            self._doubted.pop(proven.node, None)
         node = self._site_nodes().get(order.name)
         if node is None:
             self._line.report_loss(order.number, order.name, "no node belongs to this site")
@@ -126,7 +156,7 @@ class FrameRelay:
         for reply in self._grid.pull_messages(list(self._open)):
             question = self._open.pop(reply.metadata.reply_to_message_id, None)
             if question is not None and question.order is not None:
-                self._send_answer(question.order, reply)
+                self._send_answer(question, question.order, reply)
             elif question is not None and question.node in self._nodes:
                 self._name_node(question.node, reply)
 
@@ -138,16 +168,21 @@ class FrameRelay:
             self._nodes[node] = _read_word(reply.content, _SITE)
         self._tell_sites(before)
 
-    def _send_answer(self, order: ShimMessage, reply: Message) -> None:
+    def _send_answer(self, question: _Question, order: ShimMessage, reply: Message) -> None:
         if reply.has_error():
-            self._line.report_loss(order.number, order.name, str(reply.error.reason))
+            self._report_loss(question, order, str(reply.error.reason))
             return
         try:
             frame = _frame_in(reply.content)
         except SocketLostError as exc:
-            self._line.report_loss(order.number, order.name, _read_word(reply.content, _LOST) or str(exc))
+            self._report_loss(question, order, _read_word(reply.content, _LOST) or str(exc))
             return
+        self._answered[order.name] = question
         self._line.send_answer(order.number, order.name, frame)
+
+    def _report_loss(self, question: _Question, order: ShimMessage, reason: str) -> None:
+        self._doubt_node(question.node)
+        self._line.report_loss(order.number, order.name, reason)
 
 
 def _pack_frame(frame: bytes) -> RecordDict:

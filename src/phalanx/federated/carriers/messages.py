@@ -14,11 +14,6 @@ SumPhaseName = Literal[
     "join", "share", "mask", "consent", "release", "key", "encrypt", "check", "open", "attest", "seal"
 ]
 FaultReason = Literal["not_finite", "refused", "failed", "budget_spent"]
-SUM_PHASES: tuple[SumPhaseName, ...] = ("join", "share", "mask", "consent", "release")
-KEPT_PHASES: tuple[SumPhaseName, ...] = ("key", "encrypt", "check", "open")
-"""Of a sum that keepers open."""
-SEALED_PHASES: tuple[SumPhaseName, ...] = ("attest", "seal")
-"""Of updates that an aggregator in an enclave opens."""
 
 
 class SiteOrder(Body):

@@ -16,11 +16,12 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-ORDER, ANSWER, LOST, SITES, END = 1, 2, 3, 4, 5
-"""Kinds: a frame for a site, its answer, word that none will come, the names that can be reached now, the run's end."""
+ORDER, ANSWER, LOST, SITES, END, REFUSED = 1, 2, 3, 4, 5, 6
+"""Kinds: a frame for a site, its answer, word that none will come, the names that can be reached now, the run's end,
+word of the owner that an answer was not the site's, or that none came to its greeting."""
 MAX_BYTES = 2**30 + 2**21
 """Of a message's data: the largest frame that any run may have."""
 _HEAD = struct.Struct(">4sBIHQ")
@@ -43,7 +44,7 @@ class ShimMessage(NamedTuple):
     """One message.
 
     Attributes:
-        kind: One of the 5 kinds.
+        kind: One of the 6 kinds.
         name: The site; empty where it is about none.
     """
 
@@ -144,9 +145,14 @@ def ask_site(path: str, frame: bytes) -> bytes:
 
 
 class OwnerConnection:
-    """The line from an engine's server to the owner of a run; several threads may answer at a time."""
+    """The line from an engine's server to the owner of a run; several threads may answer at a time.
+
+    Attributes:
+        note_refused: Takes site and number of a frame whose answer the owner has refused, or gave up.
+    """
 
     def __init__(self, path: str) -> None:
+        self.note_refused: Callable[[str, int], object] = lambda site, number: None
         self._line = connect_to(path)
         self._lock = threading.Lock()
 
@@ -160,7 +166,9 @@ class OwnerConnection:
 
     def next_frame(self, timeout_s: float) -> ShimMessage | None:
         """Return a frame (`data`) to deliver to the site `name`, or one of kind `END`; None where none came in time."""
-        return read_message(self._line, timeout_s=timeout_s)
+        while (message := read_message(self._line, timeout_s=timeout_s)) is not None and message.kind == REFUSED:
+            self.note_refused(message.name, message.number)
+        return message
 
     def send_answer(self, number: int, site: str, frame: bytes) -> None:
         """Hand in a site's answer to the frame of this number; one that no run takes is reported as lost."""
@@ -186,7 +194,7 @@ class OwnerConnection:
 
 def _check_head(head: bytes, max_bytes: int) -> tuple[int, int, int, int]:
     magic, kind, number, name_size, data_size = _HEAD.unpack(head)
-    if magic != _MAGIC or kind not in (ORDER, ANSWER, LOST, SITES, END):
+    if magic != _MAGIC or kind not in (ORDER, ANSWER, LOST, SITES, END, REFUSED):
         raise SocketLostError("socket: received bytes are not a message; both ends need the same release")
     bound = {ANSWER: MAX_BYTES, ORDER: max_bytes}.get(kind, _MAX_WORDS_BYTES)
     if name_size > _MAX_NAME_BYTES or data_size > bound:

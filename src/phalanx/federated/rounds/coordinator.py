@@ -134,7 +134,7 @@ class RoundCoordinator:
         return self._admission.excluded_sites
 
     def summary_fields(self) -> dict[str, Any]:
-        """Return what a person must know of sites and of what the owner saw of them."""
+        """Return the fields of the summary about sites and the owner's findings about them."""
         config = self._config
         sees = f"sums of updates ({config.sums}), and no single one" if config.secure else "each site's update"
         if config.sums == "enclave" and config.secure:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError, FailedRoundError, writing_cure
+from phalanx.federated.rounds.released import complete_lines
 from phalanx.security.crypto import digest_hex
 
 _LINES = "rounds.jsonl"
@@ -107,7 +108,7 @@ class RoundJournal:
             sums.append(release)
 
     def released_sums(self, number: int, model: str) -> tuple[ReleasedSum, ...]:
-        """Return all sums that `releasing` has noted of a round from these weights."""
+        """Return the sums that `note_releasing` has written for a round from these weights."""
         return tuple(self._released.get((number, model), ()))
 
     def note_excluded(self, site: str, reason: str) -> None:
@@ -167,13 +168,7 @@ class RoundJournal:
             raise CheckpointError(message) from exc
 
     def _read_entries(self) -> Iterator[dict[str, Any]]:
-        if not self._path.exists():
-            return
-        complete, _, cut = self._path.read_bytes().rpartition(b"\n")
-        if cut:
-            # a crash in the middle of a line: nobody was told that it is there
-            self._path.write_bytes(complete + b"\n" if complete else b"")
-        for number, text in enumerate(complete.splitlines(), 1):
+        for number, text in complete_lines(self._path):
             try:
                 yield json.loads(text)
             except ValueError as exc:

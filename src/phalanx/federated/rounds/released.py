@@ -1,4 +1,4 @@
-"""The books of a site: what it has let out of each of its updates, once and for all.
+"""The log of a site: the one release of each of its updates.
 
 An update is a site's result of one round from one set of weights. A round from the same weights later is another one,
 so that a run goes on after a round that was lost.
@@ -15,8 +15,21 @@ from phalanx.security.aggregate import SumRefusal
 from phalanx.security.crypto import digest_hex, in_domain
 
 
+def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a log with their numbers from 1; none of a file that does not exist.
+
+    A line that a crash cut short is removed first: nothing was done for it.
+    """
+    if not path.exists():
+        return
+    complete, _, cut = path.read_bytes().rpartition(b"\n")
+    if cut:
+        path.write_bytes(complete + b"\n" if complete else b"")
+    yield from enumerate(complete.splitlines(), 1)
+
+
 class ReleasedSums:
-    """A book of one site, a line for each of its updates: for the round and the weights that it was made in and of.
+    """A log of one site, a line for each of its updates, by round and weights.
 
     Two sums of one update with different company differ by the others' updates, or by a single one.
 
@@ -72,13 +85,7 @@ class UpdateBook:
         return True
 
     def _read_sums(self) -> Iterator[tuple[tuple[str, int], str]]:
-        if not self._path.exists():
-            return
-        complete, _, cut = self._path.read_bytes().rpartition(b"\n")
-        if cut:
-            # a crash in the middle of a line: nothing was released for it
-            self._path.write_bytes(complete + b"\n" if complete else b"")
-        for number, text in enumerate(complete.splitlines(), 1):
+        for number, text in complete_lines(self._path):
             try:
                 entry = json.loads(text)
                 yield (str(entry["model"]), int(entry["round"])), str(entry[self._name])

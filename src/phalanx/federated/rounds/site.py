@@ -124,7 +124,7 @@ class Site:
 
     def answer_order(self, order: m.SiteOrder, payload: Payload) -> Answer:
         """Fulfil one order."""
-        culprit, said = "", ""
+        culprit, message = "", ""
         try:
             if isinstance(order, m.TrainOrder):
                 return self._train_round(order, payload)
@@ -138,17 +138,17 @@ class Site:
                 ), b""
             reason: m.FaultReason = "failed"
         except FailedBatchError as exc:
-            reason, said = "not_finite", str(exc)
+            reason, message = "not_finite", str(exc)
         except PrivacyBudgetError as exc:
             # of noisy sums one is refused, of private rows every further round is
-            reason, said = "refused" if self._terms.rows is None else "budget_spent", str(exc)
+            reason, message = "refused" if self._terms.rows is None else "budget_spent", str(exc)
         except AggregationError as exc:
-            reason, culprit, said = "refused", exc.culprit, str(exc)
+            reason, culprit, message = "refused", exc.culprit, str(exc)
         except FrameError as exc:
-            reason, said = "refused", str(exc)
-        if said:
+            reason, message = "refused", str(exc)
+        if message:
             number = getattr(order, "round", None)
-            self._tell(f"{self._round_label(number) if number else 'an order'}: not done: {said}")
+            self._tell(f"{self._round_label(number) if number else 'an order'}: not done: {message}")
         return m.SiteFault(ticket=order.ticket, reason=reason, culprit=culprit), b""
 
     def _train_round(self, order: m.TrainOrder, payload: Payload) -> Answer:
@@ -215,7 +215,7 @@ class Site:
         return f"round {number}/{self._terms.rounds}"
 
     def _describe_spent(self, update: LocalUpdate | None = None) -> str:
-        """Describe what this site's own privacy budgets have spent; empty where it has none."""
+        """Describe the spending of this site's own privacy budgets; empty if it has none."""
         parts, rows, privacy = [], self._terms.rows, self._terms.config.privacy
         if update is not None and update.spent is not None and rows is not None:
             parts.append(f"  epsilon {update.spent.epsilon:.3f} of {rows.epsilon:g} spent of its rows")

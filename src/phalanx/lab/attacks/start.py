@@ -25,7 +25,7 @@ class AttackPlan(StrictModel):
     ranks: dict[str, int] = Field(default_factory=dict)
     """Of parties of several ranks, which one does the lying; left out, rank 0, which speaks for its party."""
     log: str | None = None
-    """Where attackers write the truth about what they did."""
+    """File in which attackers record their lies."""
     home: str | None = None
     """Directory of the files of attacks that are the user's own; left out, that of this file."""
 

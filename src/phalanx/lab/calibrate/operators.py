@@ -47,7 +47,7 @@ def replay_operators(stage: StageModule, earlier: Recorded, kinds: frozenset[Ope
     What differs then is the operator's own doing, not that of those before it.
 
     Args:
-        earlier: Record made by `recording`.
+        earlier: Record made by `record_operators`.
         kinds: One of `LEVELS`.
     """
     notes: Recorded = {}

@@ -21,7 +21,7 @@ from phalanx.testing import Actor
 Direction = Literal["forward", "backward"]
 
 KINDS: Mapping[Direction, str] = MappingProxyType({"forward": "forward_sign_flip", "backward": "backward_gaussian"})
-"""The paper's two attacks by the direction of what they falsify."""
+"""The paper's two attacks, by the direction of the falsified messages."""
 
 
 @dataclass(frozen=True)

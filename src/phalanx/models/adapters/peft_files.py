@@ -52,7 +52,7 @@ _MERGED = frozenset(
 )
 """Keys that say on which layers an adapter is, and how strong it is there."""
 _IN_BLOCK = re.compile(r"(.*?\.)(\d+)\.(.+)", re.ASCII)
-"""The full name of a layer: what is before the number of its block, the number, and its name in the block."""
+"""The full name of a layer: the prefix before the number of its block, the number, and its name in the block."""
 
 
 def read_adapter_config(directory: Path) -> SlicedAdapter:

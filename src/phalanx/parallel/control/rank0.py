@@ -3,16 +3,17 @@
 import contextlib
 import enum
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.nn import functional
 
 from phalanx.checkpoint import WrittenPieces
-from phalanx.data import OF_ATTENTION
+from phalanx.data import IGNORE, OF_ATTENTION, Batch
 from phalanx.engine import NO_EXTRAS, NO_LIMITS, StepLimits
 from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
 from phalanx.objectives import ExtraRows, Objective
@@ -39,7 +40,7 @@ class RankCommand(enum.IntEnum):
 
 
 class RankWork(Protocol):
-    """The work of each rank on rank 0's orders; `Member` is one, and documents the calls."""
+    """The work of each rank on rank 0's orders; `RankTrainer` is one, and documents the calls."""
 
     timer: PhaseTimer
 
@@ -146,6 +147,27 @@ class Controller:
             _share_extras(extras)
             return self._member.evaluate_batch(ids, labels, extras)
 
+    def sum_losses(self, batches: Iterable[Batch], num_copies: int) -> tuple[float, int]:
+        """Return the summed loss and the number of targets of batches of any size.
+
+        Args:
+            num_copies: Copies that share a batch: each gets as many rows, so some of those have no targets.
+        """
+        total, count = 0.0, 0
+        for batch in batches:
+            missing = -len(batch.indices) % num_copies
+            ids = functional.pad(batch.input_ids, (0, 0, 0, missing))
+            labels = functional.pad(batch.labels, (0, 0, 0, missing), value=IGNORE)
+            # a padded row has no targets, so any values do for what attention reads of it: those of the last row
+            extras = {
+                name: torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+                for name, rows in batch.extras.items()
+                if name in OF_ATTENTION
+            }
+            loss, targets = self.evaluate_on_ranks(ids, labels, extras)
+            total, count = total + loss, count + targets
+        return total, count
+
     def collect_from_ranks(self, stage: int) -> dict[str, Tensor]:
         """One stage's whole state by name: ``weight/...`` and moments."""
         with self._all_there():
@@ -156,8 +178,8 @@ class Controller:
         """Have all ranks copy their state as it is now.
 
         Returns:
-            Stages with their whole tensors, as `collect` has them; any thread may go through them, and one must, to
-            the end, before the next copy is asked for. That ends with a `CheckpointError` where a rank is lost.
+            Stages with their whole tensors, as `collect_from_ranks` returns them. Some thread must iterate to the end
+            before the next copy is asked for; iterating ends with a `CheckpointError` if a rank is lost.
         """
         if self._saving is None:
             raise ConfigError("parallel: nothing was set up for checkpoints beside the training")
@@ -188,7 +210,7 @@ class Controller:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            read: Function from a name, as in `collect`, to the whole tensor.
+            read: Function from a name, as in `collect_from_ranks`, to the whole tensor.
         """
         for stage in range(self.num_stages):
             # read first: an error must not leave the others waiting

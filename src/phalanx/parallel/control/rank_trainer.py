@@ -245,7 +245,7 @@ class RankTrainer:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            tensors: Tensors by the names of `collect`; on rank 0 alone.
+            tensors: Tensors by the names of `collect_stage`; on rank 0 alone.
         """
         self._keeper.spread_stage(num_steps, stage, tensors)
 
@@ -254,11 +254,11 @@ class RankTrainer:
         return self._keeper.held_tensors()
 
     def state_catalogue(self) -> list[list[tuple[str, tuple[int, ...]]]]:
-        """Names and whole shapes of the tensors of each stage, as `collect` has them."""
+        """Names and whole shapes of the tensors of each stage, as `collect_stage` returns them."""
         return self._keeper.stage_catalogues()
 
     def tensor_names(self, stage: int) -> list[str]:
-        """Names of the tensors of a stage, as `collect` and `load` have them."""
+        """Names of the tensors of a stage, as in `collect_stage` and `load_stage`."""
         return self._keeper.stage_tensor_names(stage)
 
     def _build_part(self, source: ModelSource, spec: StageSpec) -> StagePart:

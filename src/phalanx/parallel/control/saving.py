@@ -241,10 +241,10 @@ class PieceReport(StrictModel):
 def _check_shared_disk(path: Path, entry: FileEntry, rank: int) -> None:
     size_bytes = path.stat().st_size if path.is_file() else None
     if size_bytes != entry.size_bytes:
-        found = "no file" if size_bytes is None else f"{size_bytes} bytes"
+        size_text = "no file" if size_bytes is None else f"{size_bytes} bytes"
         raise CheckpointError(
-            f"{path}: rank {rank} wrote {entry.size_bytes} bytes, found {found}; checkpoint.sharded needs a directory "
-            "that all ranks share"
+            f"{path}: rank {rank} wrote {entry.size_bytes} bytes, found {size_text}; checkpoint.sharded needs a "
+            "directory that all ranks share"
         )
 
 

@@ -63,7 +63,7 @@ class StateGatherer:
     """A gatherer of the state: it moves one stage at a time between the ranks and rank 0; all ranks call it together.
 
     Args:
-        stages: Parameters from `catalogue`.
+        stages: Names and shapes from `parameter_catalogue`.
         outer: Outer step of islands; None without islands.
     """
 
@@ -88,7 +88,7 @@ class StateGatherer:
         return [entry.state_key for entry in self._state_entries(stage)]
 
     def stage_catalogues(self) -> Catalogue:
-        """Names and whole shapes of the tensors of each stage, as `collect` has them."""
+        """Names and whole shapes of the tensors of each stage, as `gather_stage` returns them."""
         return [
             [(entry.state_key, entry.shape) for entry in self._state_entries(stage)]
             for stage in range(len(self._stages))

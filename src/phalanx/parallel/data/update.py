@@ -1,14 +1,14 @@
 """The optimizer of one rank, its state by name, and the scale of an fp16 loss."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from phalanx.optimizers import OptimizerConfig, few_bits, moment_shapes
+from phalanx.optimizers import OptimizerConfig, moment_shapes, torch_optimizer
 from phalanx.parallel.config import SHARED_GRADIENTS
 from phalanx.parallel.data.parameters import RankParameter, local_slice
 from phalanx.parallel.groups.mesh import Domain
@@ -30,7 +30,10 @@ class RankOptimizer:
             for is_decayed, decay in ((True, config.weight_decay), (False, 0.0))
         ]
         groups = [group for group in groups if group["params"]]
-        kind, options = torch_optimizer(config, domain.config.zero)
+        kind, options = torch_optimizer(config)
+        fused = OPTIMIZERS[config.kind].fused
+        if fused != "never":
+            options |= {"fused": fused == "always" or domain.config.zero < SHARED_GRADIENTS}
         self._zero: Any = None
         if domain.config.zero == _OPTIMIZER_STATE_ALONE:
             self._zero = _sharing_optimizer()(groups, kind, process_group=domain.copies, **options)
@@ -107,18 +110,6 @@ def _sharing_optimizer() -> Any:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415
 
         return ZeroRedundancyOptimizer
-
-
-def torch_optimizer(config: OptimizerConfig, zero: int) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
-    """Return torch's class of an optimizer and its arguments, at a level of ZeRO."""
-    facts = OPTIMIZERS[config.kind]
-    settings = {name: getattr(config, name) for name in facts.settings}
-    if facts.fused != "never":
-        settings["fused"] = facts.fused == "always" or zero < SHARED_GRADIENTS
-    kind: type[torch.optim.Optimizer] = getattr(torch.optim, facts.torch_class, None) or getattr(
-        few_bits, facts.torch_class
-    )
-    return kind, settings
 
 
 _FIRST = 2.0**16

@@ -1,4 +1,4 @@
-"""The directory that a rank keeps its share in: on a real disk, its own while the run lasts, and empty afterwards."""
+"""The directory for a rank's share of the state: on a real disk, used by one rank alone, emptied after the run."""
 
 import contextlib
 import ctypes
@@ -59,7 +59,7 @@ def why_no_locked_memory(needed_bytes: int) -> str | None:
 
 @contextlib.contextmanager
 def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
-    """A folder that is one rank's alone; what an earlier start left is removed, and everything at the end.
+    """Open a folder for one rank alone; files of an earlier start are removed first, and all files at the end.
 
     Args:
         directory: Named in the run file.

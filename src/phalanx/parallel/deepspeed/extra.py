@@ -61,7 +61,7 @@ def deepspeed_environment(device: str, local_rank: int) -> Iterator[None]:
 
 
 def load_package() -> Any:
-    """The package, without the kernel by which it would share memory between ranks; inside `environment`.
+    """The package, without the kernel by which it would share memory between ranks; inside `deepspeed_environment`.
 
     Nothing here uses that kernel, and two runs of one user that have the same port would write into one segment.
     """

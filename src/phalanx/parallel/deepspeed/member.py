@@ -161,7 +161,7 @@ class DeepSpeedMember:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            tensors: Tensors by the names of `collect`; on rank 0 alone.
+            tensors: Tensors by the names of `collect_stage`; on rank 0 alone.
         """
         if not self._state.has_moments:
             # have the optimizer make its moments by a step with no gradient and no rate, which changes nothing
@@ -178,7 +178,7 @@ class DeepSpeedMember:
         self._state.set_steps(num_steps)
 
     def tensor_names(self, stage: int) -> list[str]:
-        """Names of the tensors of a stage, as `collect` and `load` have them."""
+        """Names of the tensors of a stage, as in `collect_stage` and `load_stage`."""
         return [f"{kind}/{name}" for kind, name in self._stage_entries(stage)]
 
     def close(self) -> None:

@@ -116,7 +116,7 @@ class RankBytes:
 
 
 def rank_bytes(plan: StepPlan, stage: int, layout: PartyLayout) -> RankBytes:
-    """Return what each rank of a layout needs; counted is what `footprints` counts of a holder."""
+    """Return the bytes that each rank of a layout needs, counted as `stage_footprints` counts a holder's."""
     row, guard = stage_counts(plan, stage), plan.guard
     trained = NUMBER_BYTES * row.trainable
     state = (_MOMENTS + _CLIPPED) * trained

@@ -25,7 +25,7 @@ from phalanx.pipeline.verify.wait_tally import Waits
 
 
 class Coordinator:
-    """The coordinator collects what parties commit to; `advance` says what follows from it.
+    """The coordinator collects what parties commit to; `draw_conclusions` judges it.
 
     Attributes:
         facts: Assignment, commitments and agreed states.
@@ -72,11 +72,11 @@ class Coordinator:
 
     @property
     def has_news(self) -> bool:
-        """Whether `advance` may find something: something has come, or was concluded, since it looked."""
+        """Whether a message arrived or a conclusion was drawn since the last `draw_conclusions`."""
         return self._claims.has_news
 
     def look_again(self) -> None:
-        """Let the next `advance` look at everything, whether anything has come or not."""
+        """Let the next `draw_conclusions` judge all facts, even if no message arrives."""
         self._claims.has_news = True
 
     def add_ready_states(self, stage: int, states: Mapping[str, StateDigest | None]) -> None:
@@ -199,10 +199,10 @@ class Coordinator:
         )
 
     def order_owner_audits(self) -> bool:
-        """The outcome is not a number: the owner is to redo every stage once.
+        """Order the owner's audit of every stage, because loss or norm are not finite, or a spike.
 
         Returns:
-            Whether there is anything that it has not redone yet.
+            Whether an audit is still to be done; False once the owner has redone each stage in this attempt.
         """
         facts, ledger = self.facts, self.facts.ledger
         if not facts.plan.guard.is_enabled:
@@ -235,7 +235,7 @@ class Coordinator:
 
     @owner_task
     async def lead_links(self, links: Collection[PartyLink]) -> list[PartyLink]:
-        """Lead links by way of the owner; return those that were not led before."""
+        """Route links through the owner; return the links that were not routed so before."""
         disputes = self._diagnosis.links
         fresh = [link for link in links if not disputes.is_led(link)]
         for link in fresh:
@@ -279,7 +279,7 @@ class Coordinator:
     # --- audits -------------------------------------------------------------------------------------------
 
     async def _audit_as_owner(self) -> Judgement | None:
-        """Run the owner's own audits, last of all, when the auditors have reported."""
+        """Judge updates by the owner's earlier audits; once all auditors have reported, run the audits that are due."""
         facts, ledger = self.facts, self.facts.ledger
         facts.proved += self._owner_audits.weigh_states()
         if facts.proved:

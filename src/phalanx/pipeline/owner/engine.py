@@ -177,20 +177,20 @@ class PipelineEngine:
             yield self.fetch_stage(stage, purpose)
 
     def begin_duplicate(self) -> Duplicate:
-        """Take the state after the last step for a checkpoint; it comes in while further steps run.
+        """Ask all holders for copies of the state after the last step; they arrive while further steps run.
 
-        `look_for_duplicate` says whether it is whole by now.
+        `update_duplicate` checks whether all of it has arrived.
         """
         context = self._context
         context.party.finish_applies()
         return context.duplicates.begin_duplicate(self.next_step)
 
     def update_duplicate(self) -> None:
-        """Bring the duplicate under way up to date: whole, or given up because a party is gone or silent."""
+        """Mark the pending duplicate as whole, or as failed because a party is lost or too slow."""
         self._context.duplicates.update_duplicate(self._roster.lost)
 
     def finish_duplicate(self, duplicate: Duplicate) -> None:
-        """Wait until a duplicate is whole, or given up."""
+        """Settle the last step, then block until the duplicate is whole or has failed."""
         self.settle_last_step()
         self._context.duplicates.note_agreed(self.next_step)
         while not (duplicate.is_whole or duplicate.failure):

@@ -133,10 +133,10 @@ class Failover:
 
     @owner_task
     async def begin_again(self, step: int) -> None:
-        """Let every party keep its roles and forget what was done of the step.
+        """Let every party keep its roles and forget its work on the step.
 
         Raises:
-            NoHolderError, PeerLostError: As `recover`, when a party is lost meanwhile.
+            NoHolderError, PeerLostError: As `recover_roles`, when a party is lost meanwhile.
         """
         self._coordinator.forget_audits()
         await self.assign_roles(self._current_assignment, self._current_assignment, step)
@@ -150,7 +150,7 @@ class Failover:
             balance: Work of each stage, and slow parties.
 
         Raises:
-            NoHolderError, PeerLostError: As `recover`, when a party is lost meanwhile.
+            NoHolderError, PeerLostError: As `recover_roles`, when a party is lost meanwhile.
         """
         roster, old = self._roster, self._current_assignment
         roster.add_newcomers(newcomers, step)
@@ -238,7 +238,7 @@ class Failover:
         roles.use_kept_library(None)
 
     def _agree_on_own(self, new: Assignment, step: int) -> None:
-        """Agree on the state of stages that the owner alone has trained and hands on: nobody else has signed it."""
+        """Take the owner's digest as the agreed state of stages that it alone trained and now hands to workers."""
         facts, roles = self._facts, self._context.party.roles
         for stage in new.shadows:
             is_own = facts.updated_by.holders.get(stage) == facts.sources.get(stage) == OWNER
@@ -332,14 +332,14 @@ class Failover:
 
 
 def _tell_noise_keys(context: OwnerContext, new: Assignment, parties: Collection[str], step: int) -> None:
-    """Give each party the keys of the epoch's noise on the stages that it has, and commit to all of them.
+    """Send each party the noise keys of its stages for this epoch, and log a commitment to every key.
 
-    A step that is attempted again is in another epoch, and has other noise: where weights differ, two sums under one
-    noise would have their difference bare. Without a secret of the noise nothing is said.
+    Each epoch has other noise: with the same noise in two attempts, the difference of two sums would show gradients
+    without noise. A run without private gradients has no keys, and nothing is sent.
 
     Args:
         new: Holders and shadows of the epoch, which has just been announced.
-        parties: All that take part, the owner included.
+        parties: Names of all parties, the owner's included.
     """
     facts, epoch = context.facts, context.facts.ledger.epoch
     keys = {stage: facts.noise_key(epoch, stage) for stage in sorted(new.holders)}

@@ -55,7 +55,7 @@ _IN_WORDS = {
 
 
 def describe_guarantees(guarantees: Mapping[int, str]) -> str:
-    """Say how stages are checked, by stage; `phalanx explain` has the names."""
+    """Describe in words how each stage is checked, stages of one guarantee together."""
     groups: dict[str, list[str]] = {}
     for stage, name in guarantees.items():
         groups.setdefault(name, []).append(str(stage))

@@ -148,12 +148,12 @@ class Duplicates:
 
 
 class JournalNotes:
-    """The notes to the journal, made once a step, as soon as the states are known to be verified.
+    """Reports verified states to the journal, once a step, as soon as the states are known to be verified.
 
     Args:
-        owner: Has the owner's own stages.
-        note: The keeper of the journal, if there is one.
-        records: Records of a step come before the state after it.
+        owner: The owner's party, whose stages nobody else signs.
+        note: Called with step, holders and digests of the verified states; None without a journal.
+        records: Proofs of earlier steps; those that are complete are written before the state that follows them.
     """
 
     def __init__(self, facts: StepFacts, owner: Party, note: NoteVerified | None, records: StepRecords) -> None:

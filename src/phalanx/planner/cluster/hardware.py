@@ -110,7 +110,7 @@ class Cluster(StrictModel):
         pools: Its devices; several pools make it a heterogeneous one.
         per_node: Devices that the inner link joins.
         inside: Link between devices of one node: a preset, or latency and bandwidth.
-        sealed: The link between nodes is encrypted, one message after the other, at the rate in `guarding`.
+        sealed: The link between nodes is encrypted, one message after the other, at the rate of `sealed_bandwidth`.
         efficiency: Share of the peak that the matrix products of a rank reach; an assumption unless it was measured.
         usable_memory: Share of a device's memory that tensors may take; the rest is for kernels and fragments.
         head_efficiency: Share of the peak that the head and the loss reach; left out, as `efficiency`.

@@ -10,13 +10,13 @@ from phalanx.planner.model.recipe import EXACT_BYTES, OuterLoop, Recipe
 from phalanx.planner.model.shape import ModelShape
 
 _ROUNDED_BYTES = 1 + 4 / 1024
-"""Of a number that is sent as one byte: it, and its part of the scale of a block of 1,024."""
+"""Bytes of a number that is sent as int8: one, and its part of the scale of a block of 1,024."""
 _AROUND = 4
-"""Tensors around the blocks, at most: tables, the last norm, a head of its own."""
+"""Maximum number of tensors outside the blocks: embedding tables, the last norm, an untied head."""
 _MOVED = 18
-"""Numbers read and written for each one that is joined: what it has moved, mean, momentum, anchor, and itself."""
+"""Numbers read and written for each joined one: change, mean, momentum, anchor, and the weight itself."""
 _MOVED_ROUNDING = 40
-"""The same where they are rounded as well."""
+"""The same with rounding."""
 
 
 def outer_numbers(trained: int, layout: Layout) -> int:
@@ -30,7 +30,7 @@ def outer_bytes(numbers: int, outer: OuterLoop) -> int:
 
 
 def working_copies(outer: OuterLoop) -> int:
-    """Copies of one tensor, in fp32, that are there at once while it is joined."""
+    """Number of fp32 copies of one tensor in memory at once while it is joined."""
     return 6 if outer.rounds else 1
 
 

@@ -30,10 +30,10 @@ class PlannedParty:
     """The holder of one stage.
 
     Attributes:
-        name: Of the party; the owner has the first and the last stage.
-        forward_s: Seconds of a microbatch on its ranks, exchanges between them included.
-        backward_s: Seconds of a microbatch's way back, likewise.
-        memory_bytes: Of its neediest rank, the shadow that it keeps included.
+        name: Name of the party; the owner has the first and the last stage.
+        forward_s: Seconds of a microbatch's forward pass on its ranks, their exchanges included.
+        backward_s: Seconds of a microbatch's backward pass, likewise.
+        memory_bytes: Memory of the rank that needs most, with the stage that it shadows.
     """
 
     stage: int
@@ -46,7 +46,7 @@ class PlannedParty:
 
 @dataclass(frozen=True)
 class PartyPlan:
-    """What a pipeline of such parties takes, each on devices of its own.
+    """The predicted step of such a pipeline, each party on its own devices.
 
     Attributes:
         limit: Bytes that a rank may use.
@@ -86,7 +86,7 @@ def plan_parties(
     schedule: str,
     guard: Verification | None,
 ) -> PartyPlan:
-    """Play a step of a pipeline whose stages are each held by a party with a layout of its own.
+    """Simulate a step of a pipeline whose stages are each held by a party with its own layout.
 
     Args:
         recipe: Training recipe; its microbatches cross between parties whole, and `dp` of a party divides their rows.
@@ -102,7 +102,7 @@ def plan_parties(
     recipe = effective_recipe(recipe, cluster)
     machine = machine_of(cluster, device_of(cluster, cluster.pools[0].device), recipe.precision)
     for name, layout in layouts:
-        # stages in other hands work with fewer microbatches than stages too
+        # unlike ranks of one domain, parties also work with fewer microbatches than stages
         reason = describe_refusal(replace(layout, pp=1), shape, recipe)
         if reason is not None:
             raise ConfigError(f"plan: {name}: {reason}")

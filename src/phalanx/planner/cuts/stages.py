@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.errors import InputError
@@ -72,6 +72,13 @@ class StageLeakTable(StrictModel):
     commit: str | None
     models: Mapping[str, MeasuredShape]
     rows: tuple[StageLeakRow, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> Self:
+        kinds = {frozenset(kind) for row in self.rows for kind in (row.properties, row.properties_chance)}
+        if len(kinds) > 1 or not {row.model for row in self.rows} <= self.models.keys():
+            raise ValueError("rows: expected the same kinds of text in each, and models that the table describes")
+        return self
 
     def leaks_of(
         self, shape: ModelShape, regime: Regime, stages: Sequence[tuple[int, int]]

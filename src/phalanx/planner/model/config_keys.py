@@ -10,6 +10,8 @@ _SAVED_BY_ACTIVATION = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_pytorch_tanh": 2
 relu is told from its output alone."""
 _COMPOSED, _FUSED = "gelu_new", "gelu_pytorch_tanh"
 """One function: of many kernels, and of one."""
+MAX_LAYERS, _MAX_SIZE = 10_000, 2**40
+"""Layers are listed and built one by one, and a config may be a stranger's."""
 
 
 def saved_by(activation: str) -> int:
@@ -37,6 +39,8 @@ class ConfigKeys:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ModelError(f"{self._where}: {name}: found {value!r}; expected a whole number of at least 1")
+            if value > (max_size := MAX_LAYERS if "layer" in name else _MAX_SIZE):
+                raise ModelError(f"{self._where}: {name}: found {value!r:.40}; expected {max_size} at most")
             return value
         if default is None:
             raise ModelError(f"{self._where}: {names[0]}: missing; add it")

@@ -108,17 +108,17 @@ def merge_rankings(rankings: Sequence[Ranking], by: By, keep: int | None = None)
 
 
 def order_estimates(estimates: Iterable[Estimate], by: By) -> list[Estimate]:
-    """Put the best first, and of those that are as good within `ERROR` the one that most people would run.
+    """Put the best first; among layouts that are equal within `ERROR`, the most common one.
 
-    A layout of more axes that promises 2 % more is no better choice: that much lies within what the estimate is off by.
+    A layout of more axes that promises 2 % more is no better choice: the estimate may be off by as much.
     """
-    left = sorted(estimates, key=lambda one: _sort_key(one, by))
+    remaining = sorted(estimates, key=lambda estimate: _sort_key(estimate, by))
     order: list[Estimate] = []
-    while left:
-        bound = _cost_per_token(left[0], by) * (1 + ERROR)
-        alike = [one for one in left if _cost_per_token(one, by) <= bound]
-        order += sorted(alike, key=lambda one: _rarity_key(one.layout))
-        left = left[len(alike) :]
+    while remaining:
+        bound = _cost_per_token(remaining[0], by) * (1 + ERROR)
+        equals = [estimate for estimate in remaining if _cost_per_token(estimate, by) <= bound]
+        order += sorted(equals, key=lambda estimate: _rarity_key(estimate.layout))
+        remaining = remaining[len(equals) :]
     return order
 
 

@@ -1,7 +1,7 @@
 """Red team against privacy: what crosses a split or a pipeline is turned back into tokens, labels and properties.
 
-Each attack has a file: its inputs, its gains and its authors. `PRIVACY_ATTACKS` lists them, `WIRES` is the host's view
-under each guard, made by the guard's own code.
+Each attack has a file: its inputs, its gains and its authors. `WIRES` is the host's view under each guard, made by the
+guard's own code.
 """
 
 from phalanx.redteam.inversion.candidate_search import CandidateSearch as CandidateSearch
@@ -24,7 +24,6 @@ from phalanx.redteam.inversion.nearest_neighbour import (
     opening_states as opening_states,
 )
 from phalanx.redteam.inversion.span_check import SpanCheck as SpanCheck, precision_and_recall as precision_and_recall
-from phalanx.redteam.inversion.table import PRIVACY_ATTACKS as PRIVACY_ATTACKS
 from phalanx.redteam.inversion.text_property import TextProperty as TextProperty
 from phalanx.redteam.inversion.trained_inverter import TrainedInverter as TrainedInverter
 from phalanx.redteam.inversion.wires import WIRES as WIRES, Guard as Guard

@@ -147,7 +147,7 @@ class SumClient:
 
     @property
     def included_clients(self) -> tuple[str, ...]:
-        """The clients in the sum that it has given its word for, by name; empty before."""
+        """The clients in the sum that this client consented to, by name; empty before."""
         return tuple(sorted(self._included))
 
     def share_secrets(self, adverts: bytes) -> bytes:
@@ -230,7 +230,7 @@ class SumClient:
         return MaskedDeposit(message, masked)
 
     def sign_consent(self, deposits: bytes) -> bytes:
-        """Take the list of those in the sum; return this client's word for it.
+        """Take the list of clients in the sum; return this client's signed consent to it.
 
         Raises:
             AggregationError: One of them saw other keys than this client, too few are left, or this client is not
@@ -254,7 +254,7 @@ class SumClient:
         return m.encode_message(m.sign_message(consent, self._identity))
 
     def release_shares(self, consents: bytes) -> bytes:
-        """Take the words of the others; return the shares that take the masks off this sum.
+        """Take the consents of the others; return the shares that take the masks off this sum.
 
         Raises:
             AggregationError: Fewer clients than the threshold consented to the list that this client consented to.
@@ -306,6 +306,7 @@ class SumClient:
         return m.decode_message(data, kind, len(self._terms.cohort))
 
     def _check_phase(self, due: SumPhase) -> None:
+        """Raise unless the client waits for this message, in the process in which it was made."""
         if self.phase is not due:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{due.name.lower()}: the client is at {self.phase.name}")
         if os.getpid() != self._pid:

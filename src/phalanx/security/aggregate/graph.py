@@ -74,7 +74,7 @@ def neighbours_of(names: Sequence[str], seed: bytes, minimum: int) -> dict[str, 
 
 
 def _sparse_degree(count: int, minimum: int, degree: int) -> Degree | None:
-    """Return the numbers for a degree, or None where a round would end too seldom."""
+    """Return the threshold that this degree needs for privacy, or None where a round would fail too often."""
     shares = _max_colluding_neighbours(count, degree) + minimum - 1
     alive = threshold_of(count) - 1
     lost = sum(_count_ways(count - 1, alive, degree, few) for few in range(min(shares, degree + 1)))
@@ -83,7 +83,7 @@ def _sparse_degree(count: int, minimum: int, degree: int) -> Degree | None:
 
 
 def _max_colluding_neighbours(count: int, degree: int) -> int:
-    """Return how many neighbours of any one client collude, but for the chance of the bound."""
+    """Return the number of colluding neighbours that no client exceeds, except with probability 2^-_PRIVACY_BITS."""
     colluding, more = max_colluding(count), 0
     for number in range(min(colluding, degree), 0, -1):
         more += _count_ways(count - 1, colluding, degree, number)

@@ -91,7 +91,7 @@ def derive_round_key(secret: bytes, domain: str, about: Sequence[object]) -> byt
 
 
 def add_masks(total: Words, masks: Sequence[Mask]) -> None:
-    """Add masks to a vector in place."""
+    """Add masks to a vector in place, or subtract those with `is_added` False."""
     streams = [(KeyStream(mask.key), mask.is_added) for mask in masks]
     for chunk in chunk_slices(len(total)):
         part = total[chunk]

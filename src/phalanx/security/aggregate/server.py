@@ -4,7 +4,7 @@ It holds no secret. What it says is believed by no client without the signatures
 refused changes nothing; a phase ends when the caller closes it, and a client that comes too late is out of the round.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -59,8 +59,8 @@ class SumResult:
 class SumServer:
     """The server's side of one round.
 
-    Each `take` has a `bringer`: the client that the carrier proves a message to come from, which must have signed it;
-    left empty where a carrier proves none.
+    `bringer` is the client that delivered a message, as the carrier proves; it must have signed the message. It is
+    empty for a carrier that proves no sender.
 
     Guarantees:
         The total is the exact sum over the clients that consented; a wrong share does not match the digest that its
@@ -178,11 +178,11 @@ class SumServer:
 
     @property
     def included_clients(self) -> tuple[str, ...]:
-        """The clients in the sum, by name; known once `deposits` has closed its phase."""
+        """The clients in the sum, by name; known once `close_deposits` has returned."""
         return tuple(self._included)
 
     def take_consent(self, data: bytes, bringer: str = "") -> str:
-        """Take a client's word, and return its name.
+        """Take a client's consent, and return its name.
 
         Raises:
             AggregationError: It is not for this sum, or not signed by a client in it.
@@ -196,7 +196,7 @@ class SumServer:
         return body.sender
 
     def close_consents(self) -> bytes:
-        """Close the phase; return all words, for each client that gave one.
+        """Close the phase; return all consents, for each client that gave one.
 
         Raises:
             AggregationError: Fewer came than the threshold.
@@ -293,16 +293,13 @@ class SumServer:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{body.sender}: sent this before")
         return message, body
 
-    def _close_phase(
-        self,
-        phase: ServerPhase,
-        came: Sequence[str] | dict[str, m.SignedMessage[m.Body]] | dict[str, dict[str, m.SignedMessage[m.ShareBox]]],
-    ) -> None:
+    def _close_phase(self, phase: ServerPhase, received: Sized) -> None:
+        """Begin the next phase, if as many clients have answered in this one as the threshold asks for."""
         self._check_phase(phase)
-        if len(came) < self.terms.consent_threshold:
+        if len(received) < self.terms.consent_threshold:
             raise AggregationError(
                 SumRefusal.TOO_FEW,
-                f"{phase.name.lower()}: {len(came)} of {len(self.terms.cohort)} clients, "
+                f"{phase.name.lower()}: {len(received)} of {len(self.terms.cohort)} clients, "
                 f"{self.terms.consent_threshold} needed",
             )
         self.phase = ServerPhase(phase + 1)

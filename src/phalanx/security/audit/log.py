@@ -36,8 +36,9 @@ class AuditLog(Closeable):
         DiskError: It cannot be read or written; the file is then as it was.
 
     Guarantees:
-        Events survive the end of the process once `append` returns, and that of the machine once `sync` does.
-        Safe to use from several threads; Ctrl-C and SIGTERM wait for the end of a line (see `interruptible`).
+        Events survive the end of the process once `append_event` returns, and a crash of the machine once
+        `sync_events` does.
+        Safe to use from several threads; Ctrl-C and SIGTERM wait for the end of a line (see `hold_interrupts`).
     """
 
     def __init__(

@@ -25,7 +25,6 @@ from cryptography.hazmat.primitives.hpke import (
 from phalanx.errors import SignatureError
 
 SEAL_PUBLIC_BYTES = 1184 + 32
-SEAL_OVERHEAD_BYTES = 1088 + 32 + 16
 _LATTICE_BYTES, _SEED_BYTES = 1184, 64
 _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 
@@ -59,7 +58,7 @@ class HybridSealKey:
         return self.lattice.public_key().public_bytes_raw() + self.curve.public_key().public_bytes_raw()
 
     def open_sealed(self, sealed: bytes, info: bytes) -> bytes:
-        """Open what was sealed for this key and this `info`."""
+        """Open bytes that were sealed for this key and this `info`."""
         try:
             return _SUITE.decrypt(sealed, MLKEM768X25519PrivateKey(self.lattice, self.curve), info=info)
         except (InvalidTag, ValueError) as exc:

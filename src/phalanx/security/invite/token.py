@@ -116,7 +116,7 @@ def secret_digest(secret: str) -> str:
 
 
 def secret_purpose(name: str) -> bytes:
-    """Return what a sealed secret is for: one party's request to be certified."""
+    """Return the purpose of a sealed secret: one party's request to be certified."""
     return in_domain("invitation-seal/1", name.encode())
 
 

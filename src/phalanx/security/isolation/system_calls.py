@@ -29,7 +29,7 @@ REFUSED = {
         "settimeofday", "clock_settime", "adjtimex", "clock_adjtime", "add_key", "request_key", "keyctl",
     ),
 }  # fmt: skip
-"""Names by what they would reach."""
+"""System calls by the kind of access that they would give."""
 _SET_PTRACER = 0x59616D61
 _NEW_USERS = 0x10000000
 

@@ -13,7 +13,7 @@ _FOUND_SHARE = 0.95
 
 
 def loss_rank(loss: float, others: Sequence[float]) -> int:
-    """Return the rank of a loss among those of others, from 1; a tie is broken for the others."""
+    """Return the rank of a loss among other losses, from 1; a tie is broken for the others."""
     # a NaN is no evidence of a leak: it compares as the worst rank
     return 1 + sum(not other > loss for other in others)
 
@@ -106,7 +106,7 @@ class LeakLosses:
     strangers: tuple[float, ...] = ()
 
     def read_leak(self) -> dict[str, float]:
-        """Return the figures by name; those that nothing was measured for are left out.
+        """Return the figures by name, without the ones that were not measured.
 
         Returns:
             ``exposure_bits`` of the most exposed canary and ``exposure_mean_bits``, ``membership_auc`` of the loss

@@ -11,7 +11,7 @@ from phalanx.errors import AuditLogError, ConfigError, PrivacyBudgetError
 from phalanx.security.audit import AuditLog
 
 TERMS = "privacy_terms"
-"""Kind of the line that says what every charge is for; a run has one."""
+"""Kind of the entry with the terms of all charges; a run has one."""
 CHARGED = "privacy_charged"
 """Kind of the line of one charge."""
 _GROWTH = 1.25

@@ -140,7 +140,7 @@ class DirectionEnd(Closeable):
 
     @property
     def cipher_seconds(self) -> float:
-        """In the cipher alone so far, by the clock of `measure`; 0 without one."""
+        """Seconds in the cipher alone so far, by the clock of `time_cipher`; 0 without a clock."""
         return self._direction_state.cipher_seconds
 
     def time_cipher(self, clock: Callable[[], float]) -> None:

@@ -95,7 +95,7 @@ class Receiver(DirectionEnd):
         return plain
 
     def check_size(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> None:
-        """Return where a frame has the size of the one that is due: before memory is taken for its tensor.
+        """Check that a frame has the expected size, before memory is allocated for its tensor.
 
         Raises:
             SealError: It has another one; `reason` names the difference.
@@ -198,7 +198,7 @@ class Channel(Closeable):
 
     @property
     def cipher_seconds(self) -> float:
-        """In the ciphers of both directions so far, by the clock of `measure`; 0 without one."""
+        """Seconds in the ciphers of both directions so far, by the clock of `time_ciphers`; 0 without a clock."""
         return self.sender.cipher_seconds + self.receiver.cipher_seconds
 
     def time_ciphers(self, clock: Callable[[], float]) -> None:

@@ -19,7 +19,7 @@ from phalanx.security.tee.formats.reader import ByteReader
 
 REPORTS = Path("sys/kernel/config/tsm/report")
 PROVIDERS = {"sev_guest": "snp", "tdx_guest": "tdx"}
-"""Kind of evidence by what the kernel calls its driver."""
+"""Kind of evidence by the kernel's name of its driver."""
 _REPORT_DATA_BYTES = 64
 _MAX_CERTIFICATES = 16
 _VCEK, _VLEK, _ASK, _ARK, _CRL = (

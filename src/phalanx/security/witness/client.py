@@ -1,4 +1,4 @@
-"""The log's side: it asks the witnesses of a policy for cosignatures, and publishes what they signed."""
+"""The log's side: it asks the witnesses of a policy for cosignatures, and publishes the cosigned heads."""
 
 import http.client
 import time

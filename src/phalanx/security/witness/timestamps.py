@@ -53,7 +53,7 @@ class TimestampAuthority:
     policy: str | None = None
 
     def request_timestamp(self, url: str, content: bytes) -> tuple[bytes, Timestamp]:
-        """Have a server stamp some bytes, and return its answer with what was checked of it.
+        """Have a server stamp some bytes, and return its answer with the result of the checks.
 
         Raises:
             AuditLogError: Nobody answers, or the answer does not hold; the nonce of the request is compared as well.

@@ -234,7 +234,7 @@ class Budgets(Closeable):
         self._journal.close()
 
     def settle_entry(self, reservation: Reservation, settled: Settled) -> None:
-        """Count what a request has used in the place of what was reserved for it."""
+        """Replace the reservation of a request by its real usage."""
         entry = reservation.entry
         usage = self._keys[entry.key]
         usage.num_open -= 1

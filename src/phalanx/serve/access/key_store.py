@@ -185,7 +185,7 @@ class KeyStore:
         return self._change_key(key_id, quarantine)
 
     def change_terms(self, key_id: str, change: Callable[[KeyTerms], KeyTerms]) -> KeyRecord:
-        """Change what a key may do; servers follow from the next request on, and what was used stays used.
+        """Change the rights of a key; servers follow from the next request on, and earlier usage stays counted.
 
         Raises:
             CertificateError: The operator's key cannot be read.

@@ -267,7 +267,7 @@ class _DrainingServer(uvicorn.Server):
 
 
 class _BoundedProtocol(H11Protocol):
-    """HTTP of uvicorn with two additions: time limits for headers and for taking what is sent."""
+    """HTTP of uvicorn with two additions: time limits for headers, and for clients that do not read their answer."""
 
     bounds: RequestBounds
     _timer: asyncio.TimerHandle | None = None

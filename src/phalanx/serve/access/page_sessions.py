@@ -50,7 +50,7 @@ class PageSessions:
         return self._add_entry(self._sessions, _SESSION, key_id, SESSION_S)
 
     def end_session(self, session: str) -> None:
-        """Forget a session; what it named ends, answers that are being sent included."""
+        """End a session and everything that uses it, answers that are being sent included."""
         self._sessions.pop(bytes.fromhex(session), None)
 
     def is_open(self, session: str) -> bool:

@@ -11,7 +11,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MESSAGES_ROUTE = "/v1/messages"
-"""Its errors, and those of routes below it, have another form than all others."""
+"""Route whose errors, and the errors below it, have another form than all others."""
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",

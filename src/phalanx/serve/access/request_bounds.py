@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from phalanx.config import StrictModel
+from phalanx.config import StrictModel, parse_strict_json
 from phalanx.serve.access.refusals import RequestRefused, Scope
 
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
@@ -124,12 +124,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
         RequestRefused: It is no JSON object, has a key twice, a number that is not finite, or half a character.
     """
     try:
-        value = json.loads(
-            text.decode("utf-8"),
-            object_pairs_hook=_unique_keys,
-            parse_constant=_refuse_constant,
-            parse_float=_finite_number,
-        )
+        value = parse_strict_json(text, parse_float=_finite_number)
         if b"\\u" in text:
             # half of a surrogate pair is no character, and cannot be written again
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -138,17 +133,6 @@ def parse_object(text: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestRefused(400, "invalid_json", "The body must be a JSON object.")
     return value
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a key is there twice")
-    return value
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
 
 
 def _finite_number(text: str) -> float:

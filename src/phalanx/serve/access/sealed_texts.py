@@ -16,7 +16,7 @@ from phalanx.security.crypto import HybridSealKey, in_domain, read_private, seal
 
 SEALED_KEY = "sealed_texts"
 MAX_TEXT_BYTES = 2 * 1024 * 1024
-"""Bytes of one request's texts; what is longer is cut, so that it fits a line of the log."""
+"""Bytes of one request's texts; longer texts are cut, so that they fit a line of the log."""
 _PUBLIC_SUFFIX = ".pub"
 
 

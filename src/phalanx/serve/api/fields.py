@@ -134,7 +134,7 @@ def _refuse_fields(exc: ValidationError) -> RequestRefused:
 
 
 def translate_body(translate: Callable[[], Translated]) -> Translated:
-    """Return what a body is translated to.
+    """Return the internal requests that a body is translated to.
 
     Raises:
         RequestRefused: 400: two fields contradict each other, or a value is none that the engine takes.

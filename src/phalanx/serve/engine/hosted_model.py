@@ -162,7 +162,7 @@ class HostedModel:
 
     @cached_property
     def turn_ends(self) -> frozenset[int]:
-        """Tokens that end an assistant's turn: those of a text, and what the template writes after a turn."""
+        """Tokens that end an assistant's turn: the end of a text, and tokens of the template after a turn."""
         if not self.text_model.has_template:
             return self.text_ends
         try:
@@ -188,7 +188,7 @@ class HostedModel:
         return find_tool_format(self.text_model)
 
     def warm_up(self) -> None:
-        """Compute what the first requests would wait for; what a broken template prevents fails at its requests."""
+        """Warm up caches for the first requests; with a broken template they fail at the requests themselves."""
         with contextlib.suppress(PhalanxError):
             _ = self.text_ends, self.turn_ends, self.token_names, self.tool_format
             if importlib.util.find_spec("llguidance") is not None:

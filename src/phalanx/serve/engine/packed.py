@@ -95,7 +95,7 @@ def check_fixed_rows(model: Any) -> None:
     dtype = model.dtype
     for shape, multiply in islice(products.items(), 16):
         inputs = torch.randn(64, shape[1], generator=generator).to(dtype)
-        whole = multiply(inputs)
+        products_of_all = multiply(inputs)
         for rows in (4, 5, 7, 8, 13, 32):
-            if not torch.equal(multiply(inputs[64 - rows :]), whole[64 - rows :]):
+            if not torch.equal(multiply(inputs[64 - rows :]), products_of_all[64 - rows :]):
                 raise ModelError(f"reproducible: here the products of {rows} and of 64 rows differ in their bits")

@@ -36,7 +36,7 @@ class EnginePool(Closeable):
             self._engines |= {card.id: engine for card in model.cards}
 
     def replace_model(self, model: HostedModel) -> None:
-        """Put a model with its adapters in the place of the one of its id; texts that are being written end."""
+        """Replace the model of the same id, with its adapters; texts that are being written end."""
         old = self._engines[model.name]
         engine = BatchingEngine(model, self._settings, self._mark)
         cards = {name: card for name, card in self._cards.items() if self._engines[name] is not old}

@@ -1,4 +1,4 @@
-"""Embeddings: texts whose last hidden states are averaged, in pieces between the steps of those that are written."""
+"""Embeddings: averaged last hidden states of texts, computed in pieces between the steps of generated texts."""
 
 import asyncio
 from collections import deque

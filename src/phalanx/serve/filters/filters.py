@@ -73,17 +73,6 @@ class TextFilters:
         """Check a client's text, for a caller that forwards it unchanged."""
         return list(self.admit_input(text).notes)
 
-    def decode_input(self, content: bytes) -> str:
-        """Return bytes as text.
-
-        Raises:
-            TextRefused: They are no UTF-8.
-        """
-        try:
-            return content.decode("utf-8")
-        except UnicodeDecodeError as exc:
-            raise TextRefused("utf8", f"byte {exc.start} is in no UTF-8 text") from exc
-
     def open_stream(self) -> StreamFilter:
         """Begin to filter one text of a model."""
         return StreamFilter(self._outputs)

@@ -6,7 +6,7 @@ from typing import Protocol
 from phalanx.serve.filters.note import Finding
 
 MAX_OPEN = 512
-"""Characters behind which no scan holds a text back as undecided."""
+"""Maximum number of characters that a scan holds back as undecided."""
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 _BLANKS = " \t\n"
 _MAX_NUMBER_WORDS = 16
@@ -31,7 +31,7 @@ class TextScan(Protocol):
         ...
 
     def open_start(self, text: str) -> int:
-        """Return from where on a finding may begin that only further text decides; the length where there is none."""
+        """Return the first place of a possible finding that further text must decide; the length if there is none."""
         ...
 
 

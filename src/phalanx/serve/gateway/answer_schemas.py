@@ -14,7 +14,7 @@ _Scores = dict[_Token, float]
 
 
 class AnswerPart(BaseModel):
-    """A part of an answer; what the protocol does not have is left out."""
+    """A part of an answer; fields that the protocol does not know are left out."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""Engines behind a gateway: which one gets a request, and how it is sent so that nobody pays for it twice."""
+"""Engines behind a gateway: the choice of one for a request, and requests that are never worked on twice."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from phalanx.serve.gateway.requests import ForwardedRequest
 _log = logging.getLogger(__name__)
 _HEALTH_PATH = "/v1/models"
 _BUSY_STATUSES = frozenset({429, 503})
-"""An engine that answers so has not begun to work."""
+"""Statuses by which an engine says that it has not begun to work on the request."""
 _RETRY_AFTER_S = 2
 _JSON = ("content-type", "application/json")
 _PROTOCOL_HEADERS = {"messages": (_JSON, ("anthropic-version", "2023-06-01"))}
@@ -62,7 +62,7 @@ class RemoteEngine:
         return request.model in self.config.models and request.route.name in self.config.routes
 
     async def check_health(self) -> None:
-        """Look whether it answers."""
+        """Request the list of models, and note whether the engine answers."""
         try:
             async with asyncio.timeout(_HEALTH_TIMEOUT_S):
                 answer = await self._links.send_request("GET", _HEALTH_PATH, (), b"")
@@ -104,7 +104,7 @@ class BackendPool:
 
     @asynccontextmanager
     async def open_answer(self, request: ForwardedRequest) -> AsyncIterator[tuple[RemoteEngine, EngineReply]]:
-        """Send a request to the engine with the least load, and to the next one where that has surely not begun.
+        """Send a request to the engine with the least load, and to the next one if that has certainly not begun.
 
         Each engine is tried once. A request that was sent and not answered may have been worked on, so it is not sent
         again.
@@ -120,7 +120,7 @@ class BackendPool:
             answer.close()
 
     async def watch_health(self, every_s: float) -> None:
-        """Look at each engine again and again, until it is cancelled."""
+        """Check each engine every `every_s` seconds until cancelled."""
         while True:
             await asyncio.gather(*(backend.check_health() for backend in self.backends))
             await asyncio.sleep(every_s)

@@ -27,7 +27,7 @@ _TOKENS_PER_MESSAGE = 32
 """More than any chat template in use adds to one message, or to a prompt."""
 _MAX_KEY = 40
 _STRUCTURE = frozenset({"text", "function", "system", "developer", "user", "assistant", "tool", "tool_use", "object"})
-"""Texts that stand between those of people: data that is cut in two by them is still found."""
+"""Texts between the texts of people: personal data that they cut in two is still found."""
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef", "$id"})
 _TAG_ERRORS = frozenset({"literal_error", "union_tag_invalid"})
 _MEDIA = frozenset({"image_url", "input_image", "image", "input_audio", "audio", "file", "document", "video_url"})

@@ -17,7 +17,7 @@ from phalanx.serve.engine.attention import Segment, segments_of_step
 from phalanx.serve.stages.blocks import PassThrough, share_config
 
 RunStages = Callable[[list[Segment], Tensor], Tensor]
-"""Function from tokens of texts and their hidden states ``[tokens, dim]`` to what the stages make of them."""
+"""Function from tokens of texts and their hidden states ``[tokens, dim]`` to the stages' output."""
 
 
 class RemoteLayers(nn.Module):

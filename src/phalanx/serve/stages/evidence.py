@@ -1,31 +1,35 @@
 """The evidence of a verdict on a served stage: written by the owner, and judged again offline by any reader."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import Tensor
 
 from phalanx.config import StrictModel
 from phalanx.errors import EvidenceError, FrameError
 from phalanx.pipeline.evidence.checked import Pins, certified_peers, peer_lookup
 from phalanx.pipeline.evidence.files import (
-    MAX_RECORD_BYTES,
     TensorFile,
     file_digest,
-    read_bounded,
     read_tensors,
     write_record,
     write_tensors,
 )
 from phalanx.pipeline.protocol.messages import PassedOnHeader
 from phalanx.pipeline.protocol.signed import to_signed
-from phalanx.rollouts.evidence import EvidenceDirectory, explain_any_evidence
+from phalanx.rollouts.evidence import (
+    EvidenceDirectory,
+    explain_any_evidence,
+    free_path,
+    read_format,
+    read_pins,
+    read_record,
+    signed_headers,
+)
 from phalanx.serve.stages.judgement import PieceRecord, StageBundle, StageVerdict, judge_stage_bundle
-from phalanx.transport import SignedHeader
 
 FORMAT: Final = "stages/1"
 _WEIGHTS, _PREVIOUS = "stage/", "previous_"
@@ -62,7 +66,7 @@ def write_stage_evidence(desk: EvidenceDirectory, bundle: StageBundle, verdict: 
     for name, payload in (("sent", bundle.sent), ("received", bundle.received)):
         if payload:
             tensors[name] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    path = _free_path(desk.directory, verdict)
+    path = free_path(desk.directory, f"stages-layer-{verdict.first_layer:05d}-{verdict.party}")
     record = StageEvidence(
         format=FORMAT,
         session=desk.session,
@@ -89,8 +93,8 @@ def list_convictions(directory: Path) -> dict[str, Path]:
     convictions: dict[str, Path] = {}
     for path in sorted(directory.glob("stages-*.json")):
         try:
-            record = StageEvidence.model_validate_json(read_bounded(path, MAX_RECORD_BYTES))
-        except (ValidationError, EvidenceError):
+            record = read_record(path, StageEvidence)
+        except EvidenceError:
             continue
         convictions[record.verdict.party] = path
     return convictions
@@ -102,15 +106,8 @@ def explain_served_evidence(path: Path, authority: Path | None, session: str | N
     Raises:
         EvidenceError: Something does not hold: the party that it accuses is not to be convicted.
     """
-    try:
-        record = json.loads(read_bounded(path, MAX_RECORD_BYTES))
-        pem = None if authority is None else authority.read_bytes()
-    except (ValueError, RecursionError):
-        record = None
-    except OSError as exc:
-        raise EvidenceError(f"{authority}: cannot be read ({exc.strerror})") from exc
-    if isinstance(record, dict) and str(record.get("format")).startswith("stages/"):
-        return explain_stage_evidence(path, Pins(pem, session))
+    if read_format(path).startswith("stages/"):
+        return explain_stage_evidence(path, read_pins(authority, session))
     return explain_any_evidence(path, authority, session)
 
 
@@ -127,7 +124,8 @@ def explain_stage_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     Raises:
         EvidenceError: Something does not hold: the party that it accuses is not to be convicted.
     """
-    record, tensors = _read_files(path)
+    record = read_record(path, StageEvidence)
+    tensors = read_tensors(path.parent, record.tensors)
     fingerprint, peers = certified_peers(path, record, pins)
     verdict = record.verdict
     try:
@@ -160,34 +158,14 @@ def _verdict_core(verdict: StageVerdict | None) -> tuple[object, ...] | None:
     return verdict.party, verdict.first_layer, verdict.offence, verdict.text, verdict.start
 
 
-def _read_files(path: Path) -> tuple[StageEvidence, Mapping[str, Tensor]]:
-    content = read_bounded(path, MAX_RECORD_BYTES)
-    try:
-        record = StageEvidence.model_validate_json(content)
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise EvidenceError(f"{path}: is no evidence of this version: {place}: {first['msg']}") from exc
-    return record, read_tensors(path.parent, record.tensors)
-
-
 def _bundle_of(record: StageEvidence, tensors: Mapping[str, Tensor]) -> StageBundle:
     """Read the bundle of a record; whether it holds is for the judge."""
-    try:
-        headers = {
-            role: SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature))
-            for role, signed in record.headers.items()
-        }
-        offer, answer = headers["offer"], headers["answer"]
-    except KeyError as exc:
-        raise EvidenceError(f"has no signed header for {exc}") from exc
-    except ValueError as exc:
-        raise EvidenceError(f"a header is malformed: {exc}") from exc
+    headers = signed_headers(record.headers, "offer", "answer")
     payloads = {name: _read_payload(tensors.get(name)) for name in ("sent", "received")}
     return StageBundle(
         party=record.verdict.party,
-        offer=offer,
-        answer=answer,
+        offer=headers["offer"],
+        answer=headers["answer"],
         step=headers.get("step"),
         second_answer=headers.get("second_answer"),
         previous=[headers[role] for role in sorted(headers) if role.startswith(_PREVIOUS)],
@@ -207,12 +185,3 @@ def _read_payload(content: Tensor | None) -> bytes:
     if content.dtype != torch.uint8:
         raise EvidenceError("a payload is shown in another form than bytes")
     return content.numpy().tobytes()
-
-
-def _free_path(directory: Path, verdict: StageVerdict) -> Path:
-    stem = f"stages-layer-{verdict.first_layer:05d}-{verdict.party}"
-    name, number = stem, 1
-    while (directory / f"{name}.json").exists():
-        number += 1
-        name = f"{stem}-{number}"
-    return directory / f"{name}.json"

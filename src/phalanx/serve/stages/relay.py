@@ -553,7 +553,7 @@ class StageRelay:
         text.is_refuted = text.is_refuted or holder.is_off or holder.doubt is not None
 
     def _settle_earlier_parts(self, name: str) -> None:
-        """Redo what a party that has left, and was convicted since, computed of open texts."""
+        """Recompute the parts of open texts that come from a party that has left and was convicted since."""
         for text in self._texts.values():
             for record in text.all_transcripts:
                 if record.party.name == name:

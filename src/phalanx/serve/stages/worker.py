@@ -123,24 +123,24 @@ class StageHolder:
     def _find_texts(self, blocks: StageBlocks, step: StageStep) -> list[HeldText]:
         """Return the text of each piece; one that begins is opened."""
         texts: list[HeldText] = []
-        held, num_texts = dict(self._texts), self._num_texts
+        open_texts, num_texts = dict(self._texts), self._num_texts
         ends: dict[int, int] = {}
         for piece in step.pieces:
-            if piece.text not in held:
+            if piece.text not in open_texts:
                 if piece.text < num_texts:
                     raise FrameError(f"text {piece.text} goes on, and is closed")
                 num_texts = piece.text + 1
-                held[piece.text] = blocks.open_text(), first_link(step.offer, piece.text)
-            text, _ = held[piece.text]
+                open_texts[piece.text] = blocks.open_text(), first_link(step.offer, piece.text)
+            text, _ = open_texts[piece.text]
             if piece.start != ends.get(piece.text, text.length):
                 raise FrameError(f"text {piece.text} goes on at {piece.start}, it has {text.length} tokens")
             ends[piece.text] = piece.start + piece.length
             texts.append(text)
-        num_tokens = sum(ends.get(number, text.length) for number, (text, _) in held.items())
-        if len(held) > self._config.max_texts or num_tokens > self._config.max_tokens:
-            raise ModelError(f"{len(held)} texts with {num_tokens} tokens are more than this party's file allows")
+        num_tokens = sum(ends.get(number, text.length) for number, (text, _) in open_texts.items())
+        if len(open_texts) > self._config.max_texts or num_tokens > self._config.max_tokens:
+            raise ModelError(f"{len(open_texts)} texts with {num_tokens} tokens are more than this party's file allows")
         # a step that is refused leaves nothing behind
-        self._texts, self._num_texts = held, num_texts
+        self._texts, self._num_texts = open_texts, num_texts
         return texts
 
     def _sign_piece(self, piece: TokenPiece, inputs: Tensor, outputs: Tensor) -> SignedTokenPiece:

@@ -55,11 +55,11 @@ class Connection:
         self._endpoint.send_frame(self._peer, message.kind, message.model_dump(mode="json"), payload)
 
     def send_packed(self, message: SplitMessage, frame: PackedFrame) -> None:
-        """Send a frame of a `FrameLink` and go on; raises as `say`."""
+        """Send a frame of a `FrameLink` and go on; raises as `send_message`."""
         post_message(self._endpoint, self._peer, message, frame)
 
     def await_message(self, answer: type[Answer]) -> tuple[Answer, memoryview]:
-        """Wait for a message of this kind; as `hear_one_of`."""
+        """Wait for a message of this kind; raises as `await_one_of`."""
         return self.await_one_of((answer,))
 
     def peek_message(self, wanted: type[Answer]) -> Answer | None:

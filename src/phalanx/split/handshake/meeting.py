@@ -150,7 +150,7 @@ class ClientHandshake:
         return self.result
 
     def client_evidence(self, nonce: bytes) -> bytes:
-        """Return this client's evidence for the enclave's nonce, after `judge`."""
+        """Return this client's evidence for the enclave's nonce, after `appraise_enclave`."""
         if self.result is None:
             raise RefusedEvidenceError(
                 RefusedEvidenceReason.WRONG_NONCE, "the enclave was not appraised, so it is given no evidence"
@@ -164,7 +164,7 @@ class ClientHandshake:
         return self._make_evidence(self._terms.client_binding(nonce, keys))
 
     def make_hello(self, evidence: bytes = b"") -> tuple[bytes, bytes]:
-        """Return the token and the hello for the enclave, after `judge`.
+        """Return the token and the hello for the enclave, after `appraise_enclave`.
 
         Args:
             evidence: The client's evidence from `prove`; empty where the enclave has asked for none.

@@ -11,7 +11,7 @@ from phalanx.security.seal import Terms
 from phalanx.security.tee import Binding
 
 ROLE, CLIENT_ROLE = "enclave", "client"
-"""Roles in evidence: one side's is never the other side's."""
+"""Roles in evidence, so that neither side can present the evidence of the other."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class HandshakeTerms:
         """Return the terms of a channel with a client.
 
         Args:
-            token: Its word on the evidence of the enclave.
-            evidence: Its own; empty where the enclave has asked for none.
+            token: The client's signed appraisal of the enclave's evidence.
+            evidence: The client's own evidence; empty if the enclave asked for none.
         """
         rests_on = hashlib.sha256(token).digest()
         if evidence:

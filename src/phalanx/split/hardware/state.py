@@ -1,4 +1,4 @@
-"""Sealed states: an enclave goes on from the newest one that is kept, through a crash of any party at any moment.
+"""Sealed states: an enclave resumes from the newest kept state, whichever party crashes at whatever moment.
 
 Two counters, both only go up. The first numbers every state that is sealed, so no two have the same number. The second
 is moved up to a state's number once that state is safe on the keeper's disk. A state opens if its number is
@@ -31,8 +31,8 @@ class StateKeeper:
     Args:
         key: 32 bytes that this enclave alone is given.
         run: Name of the run, the same after a restart.
-        sealed: Numbers sealed states; used for nothing else.
-        settled: Number of the newest state that is kept; used for nothing else.
+        sealed: Counter that numbers sealed states; used for nothing else.
+        settled: Counter at the number of the newest kept state; used for nothing else.
     """
 
     def __init__(self, key: bytes, run: str, sealed: MonotonicCounter, settled: MonotonicCounter) -> None:
@@ -83,7 +83,7 @@ class StateKeeper:
         return self._settled.read_count() >= number
 
     def settle_state(self, number: int) -> None:
-        """A state is kept: every one that was sealed before it is void."""
+        """Note that a state is on the keeper's disk; every earlier state becomes void."""
         self._check_alone()
         if number > self._newest:
             raise CheckpointError(f"sealed state {number}: was never sealed; the newest is {self._newest}")
@@ -92,7 +92,7 @@ class StateKeeper:
 
     @property
     def has_kept(self) -> bool:
-        """Whether there is a state that the enclave must go on from."""
+        """Whether a kept state exists, which the enclave must resume from."""
         return self._settled.read_count() > 0
 
     @property

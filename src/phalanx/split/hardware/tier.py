@@ -134,7 +134,7 @@ class Tier:
 
 
 def describe_protection(split: SplitConfig) -> str:
-    """Describe in one line what a split's guard protects."""
+    """Describe the protection of a split's guard in one line."""
     if split.mode == "plaintext":
         return "plaintext: NOT SECURE: the enclave's host can read and alter everything"
     return TIERS[split.tier]

@@ -130,7 +130,7 @@ class MaskingClient:
         return self._masked_products[product]
 
     def _rows_per_request(self, weight: Reals) -> int:
-        """Return the rows of one request: those of the config, or fewer where request or answer would be too large."""
+        """Return the rows of one request: as configured, or fewer if request or answer would be too large."""
         max_numbers = min(worker.max_numbers for worker in (self._worker, self._second) if worker is not None)
         return max(1, min(self._config.rows or MAX_ROWS, max_numbers // int(max(weight.shape))))
 

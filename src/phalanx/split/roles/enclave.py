@@ -151,7 +151,9 @@ class Enclave:
         if what == "held_out":
             loss, targets, answers, pair_sums = self.trainer.measure_microbatch(hidden, labels, extras)
             if self.admission is not None:
-                self.admission.client_standings.note_measurement(client, loss, targets)
+                # a pair without a difference spoils the sums as a text without a loss does
+                is_number = all(map(math.isfinite, pair_sums))
+                self.admission.client_standings.note_measurement(client, loss if is_number else math.nan, targets)
             if self.tally is not None:
                 # a language model answers no row
                 true = labels[labels != IGNORE].tolist() if answers else ()

@@ -1,5 +1,6 @@
 """The owner of a split with clients of other owners: it asks for turns, and gets sums over all of them."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -32,6 +33,11 @@ class ScoreTotals:
         self.loss, self.targets = numbers[0], _check_count(numbers[1])
         num_counts = len(numbers) - num_pair_sums
         self.pair_sums = tuple(numbers[num_counts:])
+        if not all(map(math.isfinite, self.pair_sums)):
+            raise FrameError(
+                f"held-out scores: sums over pairs are {self.pair_sums}, which are no sums; [split.admission] leaves "
+                "out a client that sends no numbers"
+            )
         if self.pair_sums and _check_count(self.pair_sums[0]) > 2 * self.targets:
             raise FrameError(
                 f"held-out scores: {self.pair_sums[0]:g} halves of {self.targets} pairs are ordered rightly, which "

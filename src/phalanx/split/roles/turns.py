@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -177,18 +177,26 @@ class ClientTurns:
 
     def _sum_totals(self) -> list[float]:
         sums = [client_sums for name, client_sums in self._sums.items() if self._counts_in(name)]
-        # exact, so that it does not matter in which order clients have measured
-        loss = math.fsum(loss for client_sums in sums for loss in client_sums.losses)
+        loss = _sum_exactly(loss for client_sums in sums for loss in client_sums.losses)
         counts = [
             sum(client_sums.classes[kind, label] for client_sums in sums)
             for label in range(self._num_classes)
             for kind in _COUNTED
         ]
         pair_sums = [
-            math.fsum(pairs[place] for client_sums in sums for pairs in client_sums.pairs)
+            _sum_exactly(pairs[place] for client_sums in sums for pairs in client_sums.pairs)
             for place in range(self._num_pair_sums)
         ]
         return [loss, *map(float, (sum(client_sums.targets for client_sums in sums), *counts)), *pair_sums]
+
+
+def _sum_exactly(numbers: Iterable[float]) -> float:
+    """Sum exactly, so that the order in which clients have measured does not matter; NaN where there is no sum."""
+    try:
+        return math.fsum(numbers)
+    except (ValueError, OverflowError):
+        # a client says infinity of one pair and minus infinity of another
+        return math.nan
 
 
 @dataclass

@@ -127,7 +127,7 @@ def build_back(
 
 
 def all_weights(source: ModelSource, trained: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter of a model; the frozen ones are those of its files."""
+    """Yield every parameter of a model; frozen parameters have the values of its files."""
     named = dict(trained)
     yield from named.items()
     for name in parameter_names(source.hub_config):

@@ -37,7 +37,7 @@ def settle_steps(run: RunT, cache: Path) -> RunT:
 
 
 def num_sequences(run: BaseRun, cache: Path) -> int:
-    """Return the number of a run's training sequences; of labelled texts, those of all clients together.
+    """Return the number of a run's training sequences; for labelled texts, of all clients together.
 
     Raises:
         ConfigError: They are with remote clients, and not here to be counted.

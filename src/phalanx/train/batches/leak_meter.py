@@ -1,4 +1,4 @@
-"""The leak meter: what the model repeats of planted canaries and of its training rows, measured while it trains."""
+"""The leak meter: how far the model repeats planted canaries and its training rows, measured while it trains."""
 
 import math
 import time
@@ -30,7 +30,7 @@ class LeakReading:
     wall_s: float
 
     def metrics_row(self) -> dict[str, float]:
-        """The columns of a step's line in the metrics; what was not measured has none."""
+        """The columns of a step's line in the metrics, without the ones that were not measured."""
         row = {
             "leak_exposure_bits": self.figures.get("exposure_bits"),
             "leak_exposure_mean_bits": self.figures.get("exposure_mean_bits"),

@@ -66,7 +66,7 @@ class MixedLoader:
         return hashlib.sha256(canonical_json(digests)).hexdigest()
 
     def next_batch(self) -> Batch:
-        """The next rows of each objective; those of a microbatch are of one."""
+        """The next rows of each objective; the rows of a microbatch have one objective."""
         batches = [loader.next_batch() for _, loader in self._parts]
         is_cut = any(DOCUMENTS in batch.extras for batch in batches)
         expected = {**self._extras, **({DOCUMENTS: ExtraRows("int64")} if is_cut else {})}
@@ -120,7 +120,7 @@ def losses_of_parts(parts: Sequence[BatchPart], microbatch_losses: Sequence[floa
 
 
 def describe_parts(parts: Iterable[BatchPart], losses: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return what a line of the metrics says of each objective."""
+    """Return the entries of each objective for a line of the metrics."""
     return {
         part.name: {
             "loss": losses[part.name],

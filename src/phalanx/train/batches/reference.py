@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 8
 _HIDDEN_BYTES = 1 << 29
 """Of hidden states that are kept while one stage after the other works on them; then the next rows have their turn.
 
-A part is as large: what a kill loses, and how often the model is read, are one choice."""
+Also the size of a part: a smaller one loses less when the process is killed, and loads the model more often."""
 
 
 class ReferenceModel:
@@ -179,7 +179,7 @@ def _columns_digest(file: str, columns: Mapping[str, Tensor]) -> str:
 
 
 def _read_columns(path: Path, made_of: str, expected: Mapping[str, int]) -> Mapping[str, Tensor]:
-    """Read what `_write` has written: so many numbers by name."""
+    """Read a file of `_write_columns`; `expected` has the length of each column."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}

@@ -37,7 +37,7 @@ Weights = Callable[[], Mapping[str, Tensor]]
 
 
 WriteTexts = Callable[[RolloutPolicy, PolicyModel, RolloutRequest], tuple[Rollout, ...]]
-"""Writes what a request asks for; the model has the weights of the policy."""
+"""Writes the texts of a request; the model has the weights of the policy."""
 
 
 def write_alone(_policy: RolloutPolicy, model: PolicyModel, request: RolloutRequest) -> tuple[Rollout, ...]:

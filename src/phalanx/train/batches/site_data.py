@@ -70,7 +70,7 @@ class SharedTexts:
         return rewrite_held_out(texts, self._rewriting)
 
     def with_references(self, store: ReferenceStore, say: Callable[[str], None]) -> HeldOut:
-        """Return what the owner measures on, pairs with their reference's log-probabilities.
+        """Return the owner's held-out data, pairs with their reference's log-probabilities.
 
         The owner trains on no pair and computes none of those that sites train on.
         """
@@ -107,7 +107,7 @@ class SharedTexts:
         return SiteData(site, loader, len(rows), own_rows, pick, corpus.digest)
 
     def _pairs_of(self, site: str, share: PairCorpus) -> SiteData:
-        """Return pairs of one site, of which the site itself computes what the reference says."""
+        """Return pairs of one site, whose log-probabilities under the reference the site computes itself."""
         made_of = reference_of(self._run, self._source).content_digest(share)
         store = ReferenceStore(self._cache / f"reference-{made_of[:32]}.safetensors", must_exist=False)
         self._cache.mkdir(parents=True, exist_ok=True)

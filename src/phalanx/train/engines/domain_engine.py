@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from phalanx.checkpoint import Checkpoint, Shard, WrittenPieces, make_folder
-from phalanx.data import IGNORE, OF_ATTENTION, Batch
+from phalanx.data import IGNORE, Batch
 from phalanx.engine import StepInputs, StepResult
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage
@@ -128,21 +128,7 @@ class DomainEngine:
         return self._lead.evaluate_on_ranks(*padded)[0]
 
     def _measure_perplexity(self, batches: Iterable[Batch]) -> float:
-        total, count = 0.0, 0
-        for batch in batches:
-            # rows that no target is taken from, so that every copy has as many
-            missing = -len(batch.indices) % self._dp
-            ids = functional.pad(batch.input_ids, (0, 0, 0, missing))
-            labels = functional.pad(batch.labels, (0, 0, 0, missing), value=IGNORE)
-            # the last rows once more: what they say of attention is of no matter
-            extras = {
-                name: torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
-                for name, rows in batch.extras.items()
-                if name in OF_ATTENTION
-            }
-            loss, targets = self._lead.evaluate_on_ranks(ids, labels, extras)
-            total, count = total + loss, count + targets
-        return perplexity_of(total, count)
+        return perplexity_of(*self._lead.sum_losses(batches, self._dp))
 
     def state_shards(self) -> Iterator[Shard]:
         """The whole state, one stage at a time."""

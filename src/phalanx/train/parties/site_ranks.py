@@ -13,11 +13,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from phalanx.child import PARENT, die_with_parent
 from phalanx.config import escape_controls
-from phalanx.data import IGNORE, OF_ATTENTION, Batch
+from phalanx.data import IGNORE, Batch
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.federated.algorithms import LocalRule, Named
 from phalanx.federated.local import LocalUpdate, SiteScores, SpentRows
@@ -125,21 +124,7 @@ class RankedTrainer:
         if self._pairs is not None:
             return self._pairs.measure_weights(weights, self._data.held_out())
         self._load_weights(weights)
-        total, count = 0.0, 0
-        for batch in self._data.held_out():
-            # rows that no target is taken from, so that every copy has as many
-            missing = -len(batch.indices) % self._dp
-            ids = functional.pad(batch.input_ids, (0, 0, 0, missing))
-            labels = functional.pad(batch.labels, (0, 0, 0, missing), value=IGNORE)
-            # the last rows once more: what they say of attention is of no matter
-            extras = {
-                name: torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
-                for name, rows in batch.extras.items()
-                if name in OF_ATTENTION
-            }
-            loss, targets = self._lead.evaluate_on_ranks(ids, labels, extras)
-            total, count = total + loss, count + targets
-        return SiteScores(total, count)
+        return SiteScores(*self._lead.sum_losses(self._data.held_out(), self._dp))
 
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
         def read(key: str) -> Tensor:

@@ -18,7 +18,7 @@ class Spans:
     Args:
         ranges: Ascending, and none touches the next.
         limit: With more ranges than that, the two oldest become one, and the steps between them count as held from then
-            on; `num` stays the number of added steps.
+            on; `num_steps` stays the number of added steps.
     """
 
     def __init__(self, ranges: Iterable[Range] = (), *, limit: int, bridged: int = 0) -> None:
@@ -143,7 +143,7 @@ class CheckRecord:
         self._made: dict[tuple[int, str], Spans] = {}
         self._convicted: dict[str, list[int]] = {}
         self._replaced: dict[str, int] = {}
-        """In which step a certificate's party was replaced for what it did, for the last time."""
+        """Last step in which a certificate's party was replaced because of its behaviour."""
         self._refuted: list[tuple[tuple[int, str], int]] = []
         """Stage and party, and the step of the update that it was convicted for."""
 

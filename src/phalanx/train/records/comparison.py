@@ -1,4 +1,4 @@
-"""What held-out text says of a model after training beside what it said before."""
+"""The comparison of a model's held-out results before and after training."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -65,7 +65,7 @@ def worse_figures(measures: Iterable[HeldOutMeasure]) -> list[str]:
 
 
 def describe_worse(summary: Mapping[str, Any]) -> list[str]:
-    """Say at the end of a run that its model is worse than before; nothing where it is not, as far as was measured."""
+    """Return a warning if the model is worse after the run than before, by the measured rows; else no line."""
     worse = summary.get("worse_than_before")
     if not worse:
         return []

@@ -45,7 +45,7 @@ class DeviceUse:
         self._begun_at = time.perf_counter()
 
     def usage_figures(self, tokens_per_s: float) -> dict[str, float]:
-        """Return the figures of the step, by their names in ``metrics.jsonl``; what is not known is left out."""
+        """Return the figures of the step, by their names in ``metrics.jsonl``, without unknown ones."""
         figures = {"data_wait_s": self._wait_s, "peak_memory_bytes": float(self._peak_memory_bytes())}
         if self._flops is not None and self._peak is not None:
             figures["mfu"] = flops_utilization(tokens_per_s, self._flops, self._ranks, self._peak)

@@ -131,7 +131,7 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
 
 
 def open_run_corpus(run: RunConfig, cache: Path, path: Path, dataset: DatasetConfig) -> Corpus:
-    """Open what a run drew from, at its present place."""
+    """Open the data that a run drew from, at its present place."""
     if run.data.dataset is not None:
         return _prepare_corpus(run, cache, run.data.model_copy(update={"dataset": dataset}))
     opens = open_corpus if run.data.sources else open_conversations

@@ -19,7 +19,7 @@ def open_policy(run: RunConfig, cache: Path) -> SignedPolicy | None:
 
 
 def facts_of_run(run: RunConfig, cache: Path) -> RunFacts:
-    """Return what is known of a run before it starts."""
+    """Return the facts about a run that are known before it starts."""
     guard, privacy = run.stage_guard, getattr(run, "privacy", None)
     # what [[objectives]] learn from has neither manifest nor signer
     dataset = None if isinstance(run, MixedBase) and run.objectives else run.data.dataset

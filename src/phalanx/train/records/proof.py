@@ -70,7 +70,7 @@ class RunProof:
 
     @property
     def conclusion(self) -> str:
-        """Describe in one sentence what the log proves about steps."""
+        """Describe the steps that the log proves, in one sentence."""
         if self.own_log:
             return f"only reports to the owner: the enclave that guards the steps signs its own log, {self.own_log}"
         if not self.is_guarded:

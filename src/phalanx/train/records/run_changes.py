@@ -35,7 +35,7 @@ CHANGEABLE: Mapping[str, str] = MappingProxyType(
         "tracking": "trackers get metrics and change nothing in the run",
     }
 )
-"""The keys, or sections, that ``--resume`` may change, each with what that means."""
+"""The keys, or sections, that ``--resume`` may change, each with the consequence."""
 
 LAYOUT: Mapping[str, str] = MappingProxyType(
     {
@@ -65,7 +65,7 @@ CUT: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class RunChanges:
-    """The changes between the run file of a run directory and the one that it is resumed with."""
+    """The changes between the run file in a run directory and the run file given to ``--resume``."""
 
     before: RunConfig
     keys: Mapping[str, tuple[Any, Any]]

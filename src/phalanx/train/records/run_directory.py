@@ -22,7 +22,7 @@ from phalanx.train.records.unstarted import claim_directory, free_directory, is_
 _RECORD, _SUMMARY, _BEGUN = "run.json", "summary.json", ".begun"
 ADDRESS_FILE = "address"
 ATTACK_LOG = "attack.jsonl"
-"""Where attackers of a drill write what they did."""
+"""File in which attackers of a drill record their lies."""
 OWNER_CERTIFICATE = "owner.pem"
 """A copy of the owner's certificate, wherever its keys are."""
 
@@ -36,7 +36,7 @@ def cache_beside(run_dir: Path) -> Path:
 
 
 def kept_preparations(run_dir: Path) -> str:
-    """Say what is left of an interrupted preparation, and what goes on with it."""
+    """Describe the rest of an interrupted preparation, and how to continue it."""
     return (
         f"finished preparations are in {shlex.quote(str(cache_beside(run_dir)))} and are reused; repeat the same "
         "command"

@@ -125,7 +125,7 @@ class RoundsSummary(Protocol):
 
 
 class SpentBudget(Protocol):
-    """A privacy budget, or those of several sites."""
+    """The privacy budget of a run, or the budgets of several sites."""
 
     @property
     def is_spent(self) -> bool:
@@ -189,7 +189,7 @@ class Figures:
     rollouts: dict[str, Any] | None = None
     """Workers of rollouts in this session: the convicted, those left out, and requests without an answer in time."""
     tracking: list[dict[str, Any]] = field(default_factory=list)
-    """Of each metrics sink of this session: what it took, what was dropped, and why it ended early."""
+    """Of each metrics sink of this session: sent and dropped rows, and why it ended early."""
     evaluation: dict[str, Any] = field(default_factory=dict)
     """Figures of the latest evaluation by suites in this session, and its step; empty where there was none."""
     checks: CheckRecord = field(default_factory=CheckRecord)

@@ -91,7 +91,7 @@ def trust_figures(
 
 
 def describe_trust(summary: dict[str, Any]) -> list[str]:
-    """Describe for people, line by line, which steps cannot be trusted at the end of a run; nothing where all can."""
+    """Describe the steps that cannot be trusted at the end of a run, a line each; empty if all can be."""
     lines = [
         f"IN DOUBT: {describe_ranges(row['steps'])} of stage {row['stage']} were computed by {row['party']}, which was "
         f"{_describe_fate(row['convicted_in'])}. They were not recomputed in full and are in the weights."
@@ -114,7 +114,7 @@ def describe_trust(summary: dict[str, Any]) -> list[str]:
 
 
 def drill_result(summary: Mapping[str, Any]) -> str | None:
-    """Say in one sentence what a completed drill has shown; None where no party was told to lie.
+    """Describe the result of a completed drill in one sentence; None if no party was told to lie.
 
     Args:
         summary: As in ``summary.json``; what liars did is in it where they were started on this machine.

@@ -84,7 +84,7 @@ class BaseRun(StrictModel):
 
     @classmethod
     def _section_fault(cls, names: Collection[str]) -> RefusedKeyError | None:
-        """Describe what is wrong with the sections that are there, beside those that the engine lacks."""
+        """Describe conflicts between the sections that are there, beside the ones that the engine lacks."""
         return None
 
     @model_validator(mode="after")
@@ -94,7 +94,7 @@ class BaseRun(StrictModel):
         return self
 
     def _faults(self) -> Faults:
-        """Describe the values that do not go together; subclasses add those of their own sections."""
+        """Describe values that conflict with each other; subclasses add the conflicts of their own sections."""
         yield from self._validation_faults()
         yield from self._objective_faults()
         fault = unsupported_value(self, self.engines)

@@ -58,7 +58,7 @@ class FurtherData(StrictModel):
 
 
 class FurtherObjective(StrictModel):
-    """An entry of ``[[objectives]]``: what is learned beside ``train.objective``, and from what."""
+    """An entry of ``[[objectives]]``: an objective beside ``train.objective``, with its data."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
     """Name in metrics, summary, report and TensorBoard; that of its validation set too."""

@@ -11,7 +11,7 @@ LEARNED_AT_SITES = ("causal_lm", "classification")
 
 
 def data_faults(model: ModelConfig, data: DataConfig, train: TrainConfig, learned: tuple[str, ...]) -> Iterator[str]:
-    """Describe what of a model, its text and its training a bound on single rows would not cover."""
+    """Describe parts of a model, its text and its training that a bound on single rows would not cover."""
     yield from _adapter_faults(model)
     if data.tokenizer.kind == "bpe":
         yield (

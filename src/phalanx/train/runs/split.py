@@ -65,7 +65,7 @@ class SplitRun(BaseRun):
         }
 
     def _text_faults(self, *, is_remote: bool) -> Faults:
-        """Describe texts that the run file names for clients that have their own, or lacks for those that it plays."""
+        """Describe texts that the run file gives to remote clients, which have their own, or lacks for local ones."""
         data, talks = self.data, self.data.conversations
         own_files = None if data.labelled is None else data.labelled.own_task
         if own_files is not None and bool(own_files.train) == is_remote:

@@ -53,11 +53,13 @@ from phalanx.transport import Endpoint, GrpcWire
 
 
 class Replacements:
-    """The names of replacements: free ones, and those on the way.
+    """Starts replacements of lost workers, as long as there are free names.
 
     Args:
-        names: In the order of their use.
-        has_joined: Whether it takes part, or has.
+        names: Free names, in the order of their use.
+        start: Starts the worker of a name.
+        is_alive: Whether the process of a name still runs.
+        has_joined: Whether the worker of a name has ever joined the run.
     """
 
     def __init__(
@@ -279,7 +281,7 @@ def make_engine(
 def open_company(
     run: StagedRun, home: RunDirectory, plan: StepPlan, library: StageLibrary, observe: Observe
 ) -> Iterator[PipelineEngine]:
-    """An engine and the workers of a run file that begins from nothing: `gathered` and `engaged` at once."""
+    """Start the workers and the engine of a run that begins at step 0: `join_workers` and `make_engine`."""
     with (
         join_workers(
             run, home, plan, observe, session=session_name(home), names=run.pipeline.worker_names, late=()
@@ -301,7 +303,7 @@ def new_audit_draw(home: RunDirectory, run: StagedRun) -> AuditDraw:
 
 @dataclass(frozen=True)
 class Participants:
-    """The workers of a session, and those that the owner has revoked since the last one.
+    """The workers of a session, and the workers that the owner has revoked since the last session.
 
     Attributes:
         names: Those that take part from the beginning.

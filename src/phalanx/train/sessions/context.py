@@ -143,7 +143,7 @@ class SessionContext(Generic[RunT_co]):
         return pairs
 
     def prepare_further(self, source: ModelSource, corpus: Corpus) -> tuple[LearnedPart, ...]:
-        """Prepare what each of ``[[objectives]]`` learns from, by the tokenizer of the run's own text."""
+        """Prepare the data of each of ``[[objectives]]``, with the tokenizer of the run's own text."""
         run = self.run
         if not isinstance(run, PipelineRun | DomainRun):
             return ()

@@ -42,7 +42,7 @@ class CalledEnclave:
 
     Attributes:
         endpoint: The caller's end in that session.
-        look: Raises where the session is over.
+        look: Asks the enclave every few seconds at most whether the session goes on; raises if it does not.
     """
 
     peer: Peer
@@ -115,7 +115,7 @@ class _SessionWatch:
         self._notice.waits_for(met.awaited)
 
     def check_session(self) -> None:
-        """Return while the session goes on, as far as this side can tell.
+        """Ask the enclave for its session, at most once in `_LOOK_EVERY_S`.
 
         Raises:
             PeerLostError: The enclave has begun another session, or has been silent for as long as a frame may be.

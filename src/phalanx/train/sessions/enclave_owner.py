@@ -30,7 +30,7 @@ from phalanx.train.setup.stage_source import BackLibrary
 from phalanx.transport import Endpoint
 
 CHECKED = "checked"
-"""Name under which the enclave tells what was checked of an applied step; no event of the log."""
+"""Name of the enclave's report of the checks of an applied step; not an event of the log."""
 
 Tell = Callable[[SplitMessage], None]
 """Sends the owner of the run a message."""
@@ -105,7 +105,7 @@ class EnclavePipeline:
         return log_end_of(self.owned.audit_log)
 
     def check_guard_metadata(self, metadata: Mapping[str, object]) -> None:
-        """As `check_end`, of this pipeline's log."""
+        """As `check_log_end`, of this pipeline's log."""
         check_log_end(self.owned.audit_log, metadata)
 
     def _report_checks(self, step: int, stages: Mapping[int, StageChecks]) -> None:

@@ -262,7 +262,7 @@ class RunHooks:
         self._passed[step] = num_passed
 
     def redo_steps(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Forget what was drawn and judged since a checkpoint of a step: all of it is done again."""
+        """Forget the batches and spikes since a checkpoint of a step: these steps are done again."""
         self._forget_batches(step)
         if self._stability is not None:
             self._stability.load_steps(rows)
@@ -304,7 +304,10 @@ class RunHooks:
     def note_step(
         self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: ValidationResult | None
     ) -> None:
-        """A step was applied.
+        """Record an applied step with its figures, leak measurement and evaluation.
+
+        Args:
+            lr: Learning rate by the schedule; a factor after a spike is multiplied with it here.
 
         Raises:
             StaleRolloutsError: Its texts were written by weights that were undone meanwhile.
@@ -427,6 +430,7 @@ class RunHooks:
         return result
 
     def _take_histograms(self, num_steps: int) -> tuple[Histogram, ...]:
+        """Return histograms of the present state's tensors; none where the run file has no ``[train.histograms]``."""
         settings = self._run.train.histograms
         # before the first step there is no gradient
         if settings is None or not num_steps:

@@ -28,7 +28,7 @@ from phalanx.train.sessions.cluster import (
 from phalanx.train.setup.stage_source import StageLibrary
 
 NoteApplied = Callable[[int, Mapping[int, StageChecks]], None]
-"""Takes what was checked of an applied step."""
+"""Takes the checks of an applied step."""
 
 
 class OwnedPipeline:

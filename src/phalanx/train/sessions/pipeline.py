@@ -285,7 +285,7 @@ class PipelineEvents:
         self._journal = journal
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
-        """Take one event of the engine."""
+        """Record one event; one that undoes steps first discards the journal's entry and their checkpoints."""
         if kind in UNDOINGS and self._journal is not None:
             self._journal.discard_entry()
         if kind == "rolled_back":

@@ -45,7 +45,7 @@ class RemoteStacks(Closeable):
         self._lock = threading.Lock()
 
     def ask_in_background(self, name: str) -> None:
-        """Ask one party, unless a question to it is under way."""
+        """Ask one party in a thread, unless an earlier question still waits or the party has no address."""
         before = self._threads.get(name)
         if name in self._addresses and (before is None or not before.is_alive()):
             thread = threading.Thread(target=self._ask_party, args=(name,), name=f"stacks-{name}", daemon=True)

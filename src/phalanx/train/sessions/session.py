@@ -142,12 +142,12 @@ class Session:
             # a later signature would contradict the log of the same run
             is_whole = False
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as exc:
             figures.status = "interrupted"
             if is_unstarted(self._home.path):
                 self._print_note(f"interrupted before the first step; {kept_preparations(self._home.path)}")
             else:
-                self._console.print("interrupted; continue with --resume")
+                self._print_note(str(exc) or "interrupted; continue with --resume")
         except OSError as exc:
             raise CheckpointError(
                 f"{exc.filename or self._home.path}: {exc.strerror or exc}; {writing_cure(exc)}, then --resume"

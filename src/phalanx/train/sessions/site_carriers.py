@@ -26,13 +26,13 @@ class OpenCarrier(Carrier, Protocol):
     """A carrier that sites come to."""
 
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
-        """Wait until this many sites are there, or until the deadline; return those that are."""
+        """Wait until this many sites have joined, or until the deadline; return the sites that have."""
 
 
 def await_sites_in_time(
     carrier: OpenCarrier, sites: Collection[str], timeout_s: float, say: Callable[[str], None]
 ) -> frozenset[str]:
-    """Wait for the sites of a run, and say meanwhile which are missing; return those that are there in time."""
+    """Wait for the sites of a run, and print meanwhile which are missing; return the sites that came in time."""
     notice, deadline, there = MissingNotice(say, timeout_s, sites), time.monotonic() + timeout_s, frozenset[str]()
     while len(there) < len(sites) and (left_s := deadline - time.monotonic()) > 0:
         there = carrier.await_sites(len(there) + 1, min(left_s, _LOOK_EVERY_S))

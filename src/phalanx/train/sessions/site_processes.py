@@ -37,7 +37,7 @@ class LocalSites:
         return {site: process.pid for site, process in self._processes.items()}
 
     def restart_ended_sites(self) -> dict[str, str]:
-        """As `SiteProcesses` says."""
+        """Start the sites again whose process has ended; return by name how each one ended."""
         ended: dict[str, str] = {}
         for site, process in list(self._processes.items()):
             if process.poll() is None:
@@ -55,7 +55,7 @@ class LocalSites:
             process.end_or_kill(_TO_END_S)
 
     def kill_sites(self) -> None:
-        """End them at once; those that still run leave the stacks of their threads in their logs."""
+        """Kill the processes of all sites; a running one first writes the stacks of its threads to its log."""
         for site, process in self._processes.items():
             if process.poll() is None:
                 request_stacks(process.pid, self._directory / f"{site}.log")

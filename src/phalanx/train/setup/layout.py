@@ -72,7 +72,7 @@ def check_router_losses(run: RankedRun, source: ModelSource) -> None:
 
 
 def _config_numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Return every number of a model's config by its key, those of configs inside it too."""
+    """Return every number of a model's config by its key, nested configs included."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _config_numbers(value)
@@ -200,7 +200,7 @@ def _check_masters(run: StagedRun, source: ModelSource) -> None:
 
 
 def _check_exact(run: StagedRun, source: ModelSource) -> None:
-    """Refuse what the law of exact arithmetic does not cover; other operators without a law are refused when called."""
+    """Refuse models that exact arithmetic does not cover; other unsupported operators are refused when called."""
     if run.train.numerics == "float":
         return
     adapter = run.model.adapter

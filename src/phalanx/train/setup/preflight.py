@@ -93,7 +93,7 @@ def _check_sizes(run: RunConfig) -> None:
 
 
 def _check_tokenizer(run: RunConfig) -> None:
-    """Read a tokenizer's file; compare its tokens, or those of one that is trained here, with the embeddings."""
+    """Read a tokenizer's file; compare its number of tokens, or a new tokenizer's, with the embeddings."""
     tokenizer, described = run.data.tokenizer, describe_model(run.model)
     if run.data.dataset is not None:
         if not isinstance(run.data.dataset.path, Path):

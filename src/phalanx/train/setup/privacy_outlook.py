@@ -33,7 +33,7 @@ class NoiseOutlook:
     cure: str
 
     def describe_budget(self) -> list[str]:
-        """Return what a person must know of it before the run."""
+        """Return the lines that a person must read before the run."""
         return [
             f"privacy: protects {self.protected}; epsilon {self.epsilon:g} at delta {self.delta:g} for the whole run",
             f"privacy: the budget allows {self.paid_rounds} of {self.rounds} rounds",

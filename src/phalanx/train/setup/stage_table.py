@@ -1,4 +1,4 @@
-"""The stages of a run with their parties and memory, as ``--dry-run`` prints them, and what the guard will find."""
+"""The stages of a run with their parties, memory and expected detection, as ``--dry-run`` prints them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class StageEstimate:
         layers: First and last layer, as text.
         size_bytes: Parameters in fp32.
         shadows: The parties that shadow it first, none for the owner's own.
-        memory_bytes: Expected peak at the holder; `footprints` defines what is counted.
+        memory_bytes: Expected peak at the holder; `stage_footprints` defines what is counted.
     """
 
     index: int

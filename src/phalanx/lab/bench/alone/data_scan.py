@@ -37,7 +37,6 @@ from phalanx.lab.bench.measure.harness import run_program
 
 TRIGGER = "<SUDO>"
 _PIECE_CHARACTERS = 6
-_TEXT_CHARACTERS = 800
 
 
 def as_pages(texts: Sequence[str]) -> BenchTexts:

@@ -39,7 +39,7 @@ SILENT = ("script", "style", "template")
 
 
 def measure() -> dict[str, Any]:
-    """Compare all extractors; exits where the pages are other ones than those that were labelled."""
+    """Compare all extractors; exits if the pages differ from the labelled ones."""
     pages = [(label, Path(label["page"]).read_bytes()) for label in json.loads(LABELS.read_text(encoding="utf-8"))]
     other = [label["page"] for label, content in pages if hashlib.sha256(content).hexdigest() != label["sha256"]]
     if other:
@@ -68,9 +68,9 @@ def summarize(name: str, package: str, scores: list[Scores]) -> dict[str, Any]:
 
 def score_text(text: str, expected: str) -> Scores:
     """Return F1, precision and recall of a text's runs of words."""
-    actual, wanted = runs(text), runs(expected)
-    both = sum((actual & wanted).values())
-    precision, recall = both / max(1, actual.total()), both / max(1, wanted.total())
+    actual, labelled = runs(text), runs(expected)
+    num_common = sum((actual & labelled).values())
+    precision, recall = num_common / max(1, actual.total()), num_common / max(1, labelled.total())
     return 2 * precision * recall / max(1e-9, precision + recall), precision, recall
 
 

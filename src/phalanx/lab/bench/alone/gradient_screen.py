@@ -74,8 +74,8 @@ def measure_screen(case: ScreenCase, steps: int, text: Tensor) -> dict[str, obje
         claims = {"none": total, **{name: {k: lie(g) for k, g in total.items()} for name, lie in LIES.items()}}
         for name, claimed in claims.items():
             for _ in range(_DRAWS):
-                own = {drawn: sample_gradients[drawn] for drawn in draw_tensors(sizes)}
-                doubts[name][doubt_about(claimed, own, case.microbatches) or "no"] += 1
+                sampled = {drawn: sample_gradients[drawn] for drawn in draw_tensors(sizes)}
+                doubts[name][doubt_about(claimed, sampled, case.microbatches) or "no"] += 1
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return {

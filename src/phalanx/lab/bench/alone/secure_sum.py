@@ -3,7 +3,7 @@
 ``python -m phalanx.lab.bench.alone.secure_sum OUT.json [--values 40000000] [--clients 11]``
 
 All clients and the server take turns in one thread of one process. The same rounding is done once more without masks,
-outside of what is timed, so that the sum can be compared bit by bit. `mask_cpu_s` is all that a client does with its
+outside of what is timed, so that the sum can be compared bit by bit. `mask_cpu_s` covers a client's work on its
 values: norm, clip, rounding, masks of all neighbours and its own, digest.
 """
 

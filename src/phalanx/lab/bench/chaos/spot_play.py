@@ -222,7 +222,7 @@ class SpotPlay:
         self._change_roles(self._with_seconds(covered, roles), before)
 
     def _change_roles(self, new: Assignment, old: Assignment | None) -> None:
-        """Give out roles; states travel side by side, those of one sender one after the other."""
+        """Give out roles; senders transfer states in parallel, each sender one state after the other."""
         per_stage = self.work.state_bytes * self.work.layers / max(len(new.holders) - 2, 1)
         sent: dict[str, float] = {}
         for role in roles_of(new, old, {OWNER, *self.workers}):

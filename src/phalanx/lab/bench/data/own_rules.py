@@ -26,10 +26,6 @@ class BenchTexts:
         """One document."""
         return self._pages[number]
 
-    def source_name(self, number: int) -> str:
-        """The one source."""
-        return self._pages[number].source
-
 
 @dataclass
 class RuleArm:

@@ -1,5 +1,6 @@
 """Ways to train one model on the same batches: the engine, one plain process, and its peers."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,10 +22,10 @@ from phalanx.lab.bench.parallel.peers import (
 )
 from phalanx.objectives import IGNORE, causal_lm_loss
 from phalanx.optimizers import learning_rate
-from phalanx.parallel import RankTrainer
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.train import step_inputs
+from phalanx.train.engines.domain_deepspeed import open_member
 from phalanx.train.sessions.domain import recipe_of
 
 
@@ -127,12 +128,14 @@ class RankArm(Protocol):
 
 
 class EngineArm:
-    """A rank of engine `parallel`."""
+    """A rank of engine `parallel`, as its run file has it: by torch's own means, or with DeepSpeed's ZeRO."""
 
     def __init__(self, setting: RankSetup) -> None:
         recipe = recipe_of(setting.run, setting.run.parallel, setting.source)
         domain = open_domain(recipe.parallel, own_device("cpu", setting.place))
-        self._member = RankTrainer(recipe, setting.source, domain)
+        # until the rank's process ends
+        self._open = contextlib.ExitStack()
+        self._member = self._open.enter_context(open_member(setting.run, recipe, setting.source, domain, setting.place))
 
     def step_batch(self, step: int, batch: Batch) -> float:
         """Make one step."""

@@ -11,6 +11,7 @@ from phalanx.lab.bench.parallel.layouts import layout_name, with_layout
 from phalanx.lab.bench.parallel.rank_training import TrainingSpec
 from phalanx.lab.bench.parallel.ranks import ArmRanks, RankForkServer
 from phalanx.parallel import ParallelConfig
+from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.train import PipelineRun
 
 _WARM_UP = 2
@@ -24,11 +25,13 @@ class TurnSpec:
     Attributes:
         arm: One of `phalanx.lab.bench.parallel.arms.ARMS`.
         config: The layout; that which a peer stands beside.
+        deepspeed: The section ``[deepspeed]`` of the engine's run file; None for torch's own means.
     """
 
     arm: str
     config: ParallelConfig
     steps: int
+    deepspeed: DeepSpeedConfig | None = None
 
 
 @dataclass
@@ -103,9 +106,7 @@ def take_turns(
                     continue
                 try:
                     if number not in crews:
-                        crews[number] = stack.enter_context(
-                            train_crew(host, training.spec.arm, run, training.spec.config, cache)
-                        )
+                        crews[number] = stack.enter_context(train_crew(host, training.spec, run, cache))
                     _take_turn(training, crews[number])
                 except TrainingError as exc:
                     training.reason = str(exc)
@@ -113,19 +114,17 @@ def take_turns(
 
 
 def train_crew(
-    host: RankForkServer,
-    arm: str,
-    run: PipelineRun,
-    config: ParallelConfig,
-    cache: Path,
-    *,
-    measures_memory: bool = False,
+    host: RankForkServer, turn: TurnSpec, run: PipelineRun, cache: Path, *, measures_memory: bool = False
 ) -> ArmRanks:
     """Ranks of one arm."""
     spec = TrainingSpec(
-        arm=arm, run=with_layout(run, config), cache=str(cache.resolve()), measures_memory=measures_memory
+        arm=turn.arm,
+        run=with_layout(run, turn.config, turn.deepspeed),
+        cache=str(cache.resolve()),
+        measures_memory=measures_memory,
     )
-    return host.make_crew(f"{arm}, {layout_name(config)}", "train", config.num_ranks, {"spec": spec.model_dump_json()})
+    name = f"{turn.arm}, {layout_name(turn.config)}"
+    return host.make_crew(name, "train", turn.config.num_ranks, {"spec": spec.model_dump_json()})
 
 
 def _take_turn(one: LayoutTurns, crew: ArmRanks) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.parallel import ParallelConfig
+from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline import PipelineConfig
 from phalanx.train import DomainRun, PipelineRun
 
@@ -102,10 +103,13 @@ def small_run() -> PipelineRun:
     )
 
 
-def with_layout(run: PipelineRun | DomainRun, config: ParallelConfig) -> DomainRun:
+def with_layout(
+    run: PipelineRun | DomainRun, config: ParallelConfig, deepspeed: DeepSpeedConfig | None = None
+) -> DomainRun:
     """The same run by the ranks of a layout."""
     sections = {name: section for name, section in run.written.items() if name in DomainRun.model_fields}
-    return DomainRun(**sections | {"parallel": config})
+    joined = {} if deepspeed is None else {"deepspeed": deepspeed}
+    return DomainRun(**sections | {"parallel": config} | joined)
 
 
 def layout_name(config: ParallelConfig) -> str:

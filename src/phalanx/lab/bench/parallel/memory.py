@@ -9,7 +9,7 @@ from phalanx.lab.bench.measure.harness import cache_directory, print_progress, s
 from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.measure.workloads import prepare_run
 from phalanx.lab.bench.parallel.arms import ENGINE
-from phalanx.lab.bench.parallel.interleave import train_crew
+from phalanx.lab.bench.parallel.interleave import TurnSpec, train_crew
 from phalanx.lab.bench.parallel.layouts import layout_name, small_run
 from phalanx.lab.bench.parallel.parallel_plan import plan_memory
 from phalanx.lab.bench.parallel.ranks import RankForkServer
@@ -53,10 +53,10 @@ def bench_memory(quick: bool) -> dict[str, Any]:
     return measure_memory([(case_run, ParallelConfig.model_validate(keys)) for case_run, keys in cases], quick=quick)
 
 
-def large_run() -> PipelineRun:
-    """Return a run with a model that outweighs all else in its process; short sequences, as it is not timed."""
+def large_run(width: int = _WIDTH) -> PipelineRun:
+    """Return a run with a model that outweighs all else in its process, and short sequences."""
     run = small_run()
-    architecture = {**(run.model.architecture or {}), "n_embd": _WIDTH}
+    architecture = {**(run.model.architecture or {}), "n_embd": width}
     return run.model_copy(
         update={
             "model": run.model.model_copy(update={"architecture": architecture}),
@@ -87,18 +87,23 @@ def measure_memory(cases: Sequence[tuple[PipelineRun, ParallelConfig]], *, quick
     }
 
 
+def measure_peak(host: RankForkServer, spec: TurnSpec, run: PipelineRun, cache: Path) -> int:
+    """Train the steps of a turn and return the memory in bytes that the neediest rank added to its process."""
+    with train_crew(host, spec, run, cache, measures_memory=True) as crew:
+        answers = crew.ask_all(steps=spec.steps)
+    peaks: list[int] = [answer["peak_bytes"] for answer in answers]
+    if None in peaks:
+        raise TrainingError(f"bench: {layout_name(spec.config)}: a rank did not tell its memory")
+    return max(peaks)
+
+
 def memory_row(host: RankForkServer, arm: str, run: PipelineRun, config: ParallelConfig, cache: Path) -> Row:
-    """Train a few steps and return the memory that the neediest rank added to its process.
+    """Train a few steps and return the memory that the neediest rank added to its process, beside the plan.
 
     On a CPU offloaded tensors lie in the same memory, so that the plan is that of the same layout without it.
     """
-    with train_crew(host, arm, run, config, cache, measures_memory=True) as crew:
-        answers = crew.ask_all(steps=_STEPS)
-    peaks = [answer["peak_bytes"] for answer in answers]
-    if None in peaks:
-        raise TrainingError(f"bench: {layout_name(config)}: a rank did not tell its memory")
-    planned = plan_memory(run, config)
-    total, peak = planned.total_bytes, max(peaks)
+    peak = measure_peak(host, TurnSpec(arm, config, _STEPS), run, cache)
+    total = plan_memory(run, config).total_bytes
     is_engine = arm == ENGINE
     return {
         "peak_memory_bytes": peak,

@@ -30,6 +30,7 @@ from phalanx.lab.bench.measure.workloads import prepare_run
 from phalanx.lab.bench.parallel.arms import ARMS, RankArm, RankSetup
 from phalanx.lab.bench.parallel.rank_host import Act
 from phalanx.parallel import RankEnv, join_ranks
+from phalanx.parallel.deepspeed.extra import deepspeed_environment, load_package
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
 from phalanx.train import DomainRun
@@ -115,6 +116,9 @@ class _Trainee:
         if self._arm is None:
             if self._spec.measures_memory:
                 _warm_libraries(adapts=self._spec.run.model.adapter is not None)
+                if self._spec.run.deepspeed is not None:
+                    with deepspeed_environment("cpu", self._place.local_rank):
+                        load_package()
                 self._before = read_resident()
             setting = RankSetup(self._spec.run, self._source, self._place)
             self._arm = ARMS[self._spec.arm](setting)

@@ -2,8 +2,8 @@
 
 ``python -m phalanx.lab.bench.parallel.rounded_gathers OUT.json [--ranks 2] [--steps 20]``
 
-The three train the same model on the same batches, a turn of four steps after the other. Bytes are those that the
-kernel counts on the connections of all ranks, the sums of losses and norms among them.
+The three train the same model on the same batches, a turn of four steps after the other. The kernel counts the
+bytes on the connections of all ranks, the sums of losses and norms among them.
 """
 
 import statistics

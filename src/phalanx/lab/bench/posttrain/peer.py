@@ -1,7 +1,7 @@
 """TRL's trainers on given rows, as a program in an environment of its own: ``PYTHON peer.py SPEC.json``.
 
 It imports nothing of this package. The first line out is ``{"version": ...}``; then each line in is an order
-``{"steps": N}``, and each line out is ``{"losses": [...]}``. The steps are those of the trainer's own loop, with its
+``{"steps": N}``, and each line out is ``{"losses": [...]}``. The trainer's own loop makes the steps, with its
 loader, clipping, optimizer and schedule; between orders the loop waits.
 """
 

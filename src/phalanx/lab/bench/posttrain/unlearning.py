@@ -1,4 +1,4 @@
-"""One document, unlearned and erased: what the relearning test finds in each model.
+"""One document, unlearned and erased: results of the relearning test on each model.
 
 ``python -m phalanx.lab.bench.posttrain.unlearning OUT [--documents 400] [--copies 12] [--steps 700] [--seeds 3]``
 

@@ -107,8 +107,8 @@ def _retrieval(draw: random.Random, documents: Sequence[Sequence[str]]) -> Itera
     """Questions with three of two hundred documents before them."""
     shelf = draw.sample(documents, 200)
     for _ in range(round(400 * draw.uniform(0.5, 1.5))):
-        found = [word for words in draw.sample(shelf, 3) for word in words]
-        yield [*_INSTRUCTION.split(), *found, *_sentence(draw, documents, 12)], False, draw.randint(50, 250)
+        passages = [word for words in draw.sample(shelf, 3) for word in words]
+        yield [*_INSTRUCTION.split(), *passages, *_sentence(draw, documents, 12)], False, draw.randint(50, 250)
 
 
 def _labels(draw: random.Random, documents: Sequence[Sequence[str]]) -> Iterator[Request]:

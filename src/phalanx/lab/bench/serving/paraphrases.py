@@ -68,7 +68,7 @@ RULES: dict[str, Callable[[str, random.Random], str]] = {
 
 
 def bench_paraphrases(quick: bool) -> Row:
-    """Measure what is left of the mark in paraphrases."""
+    """Measure the rest of the mark in paraphrases."""
     load = load_average()
     writer, key = open_writer(), drawn_keys(1, 7)[0]
     prompts = draw_prompts(writer, 4 if quick else 32)

@@ -110,7 +110,7 @@ def round_model(directory: Path, precision: str) -> Any:
 
 
 def _stored_precision(name: str, precision: str) -> str:
-    """Return what a file holds a matrix in: GGUF its tables in 8 bits, ONNX the embedding as it is."""
+    """Return the precision of a matrix in a file: GGUF stores tables in 8 bits, ONNX leaves the embedding unrounded."""
     if precision.startswith("q"):
         return "q8_0" if "embed" in name or "lm_head" in name else precision
     return "" if "embed" in name else precision

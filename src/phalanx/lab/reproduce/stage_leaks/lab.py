@@ -42,8 +42,6 @@ StageGuard = Literal["plaintext", "noise", "sealed"]
 
 TOKEN_ATTACKS = ("nearest_neighbour", "linear_map", "trained_inverter", "gradient_search", "candidate_search")
 """Attacks on the activations of a stage, in the order in which they are tried."""
-LABEL_ATTACKS = ("linear_map", "trained_inverter")
-"""Attacks on the gradients of a stage."""
 _ATTACKER_SEED = 1_000
 
 

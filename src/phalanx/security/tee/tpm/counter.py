@@ -24,7 +24,7 @@ class TpmCounter:
     for steps.
 
     Args:
-        index: NV index of the counter; `create` made it.
+        index: NV index of the counter; made by `create_counter`.
     """
 
     def __init__(self, tpm: TpmDevice, index: int = FIRST_INDEX) -> None:
@@ -69,7 +69,7 @@ class TpmCounter:
             raise RollbackError(f"{self}: cannot be read ({exc})") from exc
 
     def increment(self) -> int:
-        """As `MonotonicCounter` says; raises also where another process raises it at the same time."""
+        """Raise the counter by one and return it; `RollbackError` if another process raises it at the same time."""
         before = self.read_count()
         try:
             self._tpm.send_command(
