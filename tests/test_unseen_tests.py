@@ -22,6 +22,7 @@ def lab(pytester):
     return pytester
 
 
+@pytest.mark.quick_cases("-n1-test_some.py", "-n0-*test_red", "-n0-*why")
 @pytest.mark.parametrize("line", ["test_some.py", "test_some.py::test_red", "test_some.py::test_red[1]  # why"])
 @pytest.mark.parametrize("workers", ["-n0", "-n1"])
 def test_a_failure_on_the_list_is_named_and_does_not_fail_the_run(lab, line, workers):
@@ -34,6 +35,7 @@ def test_a_failure_on_the_list_is_named_and_does_not_fail_the_run(lab, line, wor
     done.stdout.fnmatch_lines(["*1 FAILED that were never seen green*", "test_some.py::test_red?1?"])
 
 
+@pytest.mark.quick_cases("*test_red?0?")
 @pytest.mark.parametrize("line", ["test_other.py", "test_some.py::test_green", "test_some.py::test_red[0]"])
 def test_any_other_failure_fails_the_run(lab, line):
     (lab.path / "unseen.txt").write_text(line)
