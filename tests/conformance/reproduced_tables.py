@@ -203,6 +203,13 @@ def removed(result: Result) -> Iterator[str]:
         yield line(arm, *success_of(of(first_family(result), arm=arm)))
 
 
+def planted_in_further_families(result: Result) -> Iterator[str]:
+    rows = [row for row in result["rows"] if row["family"] != "gpt2"]
+    for family in dict.fromkeys(row["family"] for row in rows):
+        for row in of(rows, family=family):
+            yield line(family, row["arm"], *success_of([row]), listed(row.get("named") or ()) or "-")
+
+
 REPRODUCTION, BUSY = "docs/reproduction.md", "-cpu-2cores-busy.json"
 REPRODUCED = (
     Table(REPRODUCTION, f"reproduce-defence-small{BUSY}", defence),
@@ -213,4 +220,5 @@ REPRODUCED = (
     Table(REPRODUCTION, f"reproduce-domains{BUSY}", domains),
     Table("docs/backdoors.md", f"reproduce-backdoor{BUSY}", planted),
     Table("docs/backdoors.md", f"reproduce-backdoor{BUSY}", removed),
+    Table("docs/backdoors.md", f"reproduce-backdoor-avx2{BUSY}", planted_in_further_families),
 )
