@@ -126,7 +126,9 @@ def test_the_steps_are_those_of_dpo_in_one_process_on_the_union_within_rounding(
 def test_held_out_sums_are_those_of_the_pairs_by_hand_and_equal_answers_count_half(quiet):
     scene = make_scene(quiet, rows=ROWS)
     simulator = SplitSimulator(scene, task_of(DPO, 0))
-    ids, labels, extras = pairs_of("sums", rows=6)
+    ids, labels, _ = pairs_of("sums", rows=6)
+    # far from zero together, whatever the rows are
+    extras = {REFERENCE: torch.tensor([-20.0, -40.0, -60.0, -20.0, -20.0, -20.0])}
     for rows in (ids, labels, extras[REFERENCE]):
         # the last pair has one answer twice
         rows[5] = rows[4]
@@ -142,7 +144,7 @@ def test_held_out_sums_are_those_of_the_pairs_by_hand_and_equal_answers_count_ha
     assert gaps[2] == 0
     assert ordered == 2 * int((gaps > 0).sum()) + 1
     assert margin == pytest.approx(float(gaps.sum()), rel=1e-4)
-    assert abs(margin) > 0.1
+    assert margin > 1
 
 
 @pytest.mark.parametrize("ordered", [-1.0, 1.5, float("nan")])
