@@ -21,7 +21,9 @@ def result():
 
 
 def test_the_tables_are_those_of_the_raw_result(result):
-    page = PAGE.read_text(encoding="utf-8").splitlines()
+    before, _, behind = PAGE.read_text(encoding="utf-8").partition("## Other families\n")
+    # that section has a result of its own, which `reproduced_tables.py` compares
+    page = before.splitlines() + behind[behind.index("\n## ") :].splitlines()
     lines = [line for line in page if line.startswith("| ")]
 
     expected = []
