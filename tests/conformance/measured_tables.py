@@ -401,6 +401,21 @@ def transports(result: Result) -> Iterator[str]:
         )
 
 
+def zero_pairs(result: Result) -> Iterator[str]:
+    homes = {"none": "on the device", "cpu": "in memory", "nvme": "in files"}
+    for row in result["rows"]:
+        assert row["offload_optimizer"] == row["offload_parameters"]
+        yield line(
+            f"`[{row['section']}]` zero {row['zero']}",
+            homes[row["offload_optimizer"]],
+            error(row["max_rel_loss_diff"]),
+            either(row["over_own"], ".2f"),
+            f"{row['cpu_s']:.2f}",
+            f"{row['sent_bytes_per_step'] / 1e6:.0f}",
+            f"{row['peak_memory_bytes'] / MIB:.0f}",
+        )
+
+
 def spot(result: Result) -> Iterator[str]:
     by_arm = {(row["stages"], row["shape"], row["arm"], row["restart_s"]): row for row in result["rows"]}
     guarded = [f"{shadows}, {way}" for way in ("cut anew", "fixed stages") for shadows in ("two shadows", "one shadow")]
@@ -447,4 +462,5 @@ TABLES = (
     Table("docs/federated.md", f"update-attacks{BUSY}", update_attacks),
     Table("docs/left_out.md", f"collectives{BUSY}", collectives),
     Table("docs/reproduction.md", f"paper-transports{BUSY}", transports),
+    Table("docs/parallel.md", f"deepspeed-zero{BUSY}", zero_pairs),
 )
