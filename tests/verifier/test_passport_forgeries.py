@@ -390,6 +390,24 @@ def test_what_the_owner_forges_is_refused(name: str, tmp_path: Path) -> None:
         verify_passport(forger.write_sealed(tmp_path / "forged"), OWNER)
 
 
+def empty_run_file(forger: Forger) -> None:
+    """Signs a run file whose section is a list, with its digest in log and provenance."""
+    run_file: dict[str, Any] = {"data": []}
+    forger.change_statement(
+        PROVENANCE, lambda s: s["predicate"]["buildDefinition"]["externalParameters"].update(run_file=run_file)
+    )
+    change_line("run_started", lambda body: body.update(config_digest=sha256(canonical(run_file))))(forger)
+
+
+@pytest.mark.parametrize("forge", [empty_run_file, lambda forger: forger.facts["model"].pop("has_plain_names")])
+def test_what_is_malformed_is_refused_by_name(forge: Callable[[Forger], Any], tmp_path: Path) -> None:
+    forger = Forger()
+    forge(forger)
+
+    with pytest.raises(RefusedError, match="malformed: "):
+        verify_passport(forger.write_sealed(tmp_path / "forged"), OWNER, model=MODEL)
+
+
 def test_an_honest_passport_that_is_sealed_anew_holds(tmp_path: Path) -> None:
     """So that each refusal above is of its forgery, not of the sealing."""
     forger = Forger()

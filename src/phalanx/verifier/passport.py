@@ -5,7 +5,8 @@ nothing can be changed that workers have signed, that the log has certified befo
 owner alone knows stays the owner's word, and `PassportFindings.remarks` says which facts these are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ _FILES = {
     README_FILE, SEAL,
 }  # fmt: skip
 _FOLDERS = {TESTS: ".dsse.json", CHECKPOINTS: ".json", EVIDENCE: ".json", EXPORTS: ".dsse.json", LINEAGE: ".proof.json"}
+_MALFORMED = (KeyError, TypeError, AttributeError, IndexError)
 _SEAL_KEYS = {
     *("audits", "corpora", "dataset", "draws", "log", "model", "run", "software", "status", "time"),
     *("verdicts", "weights"),
@@ -101,7 +103,10 @@ def verify_passport(
         RefusedError: Something does not hold; the message names the member.
         UnreadableError: The file, or the model, cannot be read.
     """
-    return _PassportReader(read_bundle(path), owner, certificate_pem).check_members(model, heads, absent)
+    try:
+        return _PassportReader(read_bundle(path), owner, certificate_pem).check_members(model, heads, absent)
+    except _MALFORMED as exc:
+        raise RefusedError(f"the passport is malformed: {exc!r:.200}") from exc
 
 
 class _PassportReader:
@@ -119,7 +124,7 @@ class _PassportReader:
         self._findings = PassportFindings(self._owner.fingerprint, is_expected)
 
     def _read_owner(self, expected: str | None, certificate_pem: str | None) -> CertifiedParty:
-        with _Place(OWNER_FILE):
+        with _in_member(OWNER_FILE):
             owner = read_owner(self._read_text(OWNER_FILE))
             check_issuer(owner, self._read_text(AUTHORITY_FILE))
             require(expected in (None, owner.fingerprint), f"the owner's key is {owner.fingerprint}, not {expected}")
@@ -162,7 +167,7 @@ class _PassportReader:
 
     def _check_seal(self) -> dict[str, Any]:
         """Compare every member with the seal, which the log's own key signed."""
-        with _Place(SEAL):
+        with _in_member(SEAL):
             data = self._read_data(SEAL)
             signatures, checks = parse(data)["signatures"], list_log_keys(self._owner)
             # signatures cover the payload alone: the rest of the envelope has one form
@@ -182,7 +187,7 @@ class _PassportReader:
 
     def _check_log(self) -> LogFindings:
         seal, members = self._seal, self._members
-        with _Place(EVENTS_FILE):
+        with _in_member(EVENTS_FILE):
             log = verify_log(members[EVENTS_FILE], members.get(LEAVES_FILE), self._owner)
             # the seal is of the same key as the log, and says where it ended
             log_end = {"num_events": len(log.lines), "digest": log.last_digest}
@@ -213,7 +218,7 @@ class _PassportReader:
 
     def _check_heads(self, heads: Sequence[bytes]) -> None:
         findings = self._findings
-        with _Place(EVENTS_FILE):
+        with _in_member(EVENTS_FILE):
             findings.doubts += filter(None, [check_kept_head(head, self._log, self._owner) for head in heads])
         if heads:
             findings.rows["heads that others kept"] = f"{len(heads)}, all in the log"
@@ -228,7 +233,7 @@ class _PassportReader:
             require(directory is None, "the passport is of no model")
             findings.doubts.append("it has no signature of a model")
             return None
-        with _Place(SIGNATURE_MEMBER):
+        with _in_member(SIGNATURE_MEMBER):
             signature = open_model_signature(self._read_data(SIGNATURE_MEMBER), self._owner.release_key)
             require(stated is not None and stated["root"] == signature.root, "is of another model than the seal says")
             require(stated["name"] == signature.name, "has another name than the seal says")
@@ -263,7 +268,7 @@ class _PassportReader:
             require(self._seal["dataset"] is None, f"member {MANIFEST_MEMBER} is missing")
             findings.doubts.append("it has no manifest of the data")
             return None
-        with _Place(MANIFEST_MEMBER):
+        with _in_member(MANIFEST_MEMBER):
             manifest = read_manifest(self._read_data(MANIFEST_MEMBER))
             require(self._seal["dataset"] == manifest.digest, "is another dataset than the seal says")
         body = manifest.body
@@ -274,7 +279,7 @@ class _PassportReader:
         if not corpora:
             findings.doubts.append("the log names no training data")
         else:
-            with _Place(MANIFEST_MEMBER):
+            with _in_member(MANIFEST_MEMBER):
                 is_described = corpora == [source_corpus_digest(body["files"], data)]
                 require(corpora == [corpus] or is_described, f"gives the corpus {corpus}, but the log names {corpora}")
             findings.rows["data in the log"] = "every session drew from this dataset"
@@ -286,7 +291,7 @@ class _PassportReader:
         if PROVENANCE_FILE not in self._members:
             return None
         check = by_release_key(self._owner.release_key)
-        with _Place(PROVENANCE_FILE):
+        with _in_member(PROVENANCE_FILE):
             return open_statement(self._read_data(PROVENANCE_FILE), [check], SLSA_PREDICATE)
 
     def _run_file(self) -> dict[str, Any]:
@@ -294,7 +299,7 @@ class _PassportReader:
         statement = self._provenance()
         if statement is None:
             return {}
-        with _Place(PROVENANCE_FILE):
+        with _in_member(PROVENANCE_FILE):
             run_file = statement["predicate"]["buildDefinition"]["externalParameters"]["run_file"]
             value = sha256(canonical(run_file))
             require(self._log.sessions[-1].get("config_digest") == value, "its run file is not the one in the log")
@@ -305,7 +310,7 @@ class _PassportReader:
         if statement is None:
             require(self._signature is None, f"member {PROVENANCE_FILE} is missing")
             return
-        with _Place(PROVENANCE_FILE):
+        with _in_member(PROVENANCE_FILE):
             require(self._signature is not None, "is about a model that is not here")
             self._require_subject(statement, self._signature)
             build, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
@@ -324,7 +329,7 @@ class _PassportReader:
         """Check results of evaluations and red-team reports; return the figures by name."""
         figures, results = dict[str, Any](), list[str]()
         for name in self._names_in(TESTS):
-            with _Place(name):
+            with _in_member(name):
                 check = by_release_key(self._owner.release_key)
                 statement = open_statement(self._read_data(name), [check], TEST_PREDICATE)
                 require(self._signature is not None, "is about a model that is not here")
@@ -347,7 +352,7 @@ class _PassportReader:
         if BOM_FILE not in self._members:
             require(self._signature is None, f"member {BOM_FILE} is missing")
             return
-        with _Place(BOM_FILE):
+        with _in_member(BOM_FILE):
             bom = read_json(self._read_data(BOM_FILE))
             require((bom["bomFormat"], bom["specVersion"]) == ("CycloneDX", "1.7"), "is no CycloneDX 1.7")
             component = bom["metadata"]["component"]
@@ -378,7 +383,7 @@ class _PassportReader:
         """Compare manifests with the log: the newest that the log certifies must be there, and no older one for it."""
         log = self._log
         for name in self._names_in(CHECKPOINTS):
-            with _Place(name):
+            with _in_member(name):
                 data = self._read_data(name)
                 body = (envelope := parse(data))["body"]
                 keys = set(envelope) - {"ml_dsa_44"}
@@ -404,7 +409,7 @@ class _PassportReader:
         log, members, shown = self._log, self._members, []
         named = {str(body["evidence"]): body for body in log.verdicts if body.get("evidence")}
         for name in self._names_in(EVIDENCE):
-            with _Place(name):
+            with _in_member(name):
                 require(name in named, "no verdict of the log names it")
                 data = self._read_data(name)
                 require(sha256(data) == named[name].get("evidence_sha256"), "is another one than the log names")
@@ -426,7 +431,7 @@ class _PassportReader:
     def _check_exports(self) -> None:
         rows = []
         for name in self._names_in(EXPORTS):
-            with _Place(name):
+            with _in_member(name):
                 key, statement = open_export(self._read_data(name))
                 source = statement["predicate"]["source"]
                 require(source["run"] == self._log.run, "was made from another run")
@@ -443,7 +448,7 @@ class _PassportReader:
         """Check the proofs about documents; return the digests that are proven not to be in the data."""
         rows, absent = [], set()
         for name in self._names_in(LINEAGE):
-            with _Place(name):
+            with _in_member(name):
                 require(self._manifest is not None, "its dataset is not here")
                 proof = check_proof(self._read_data(name), None if self._manifest is None else self._manifest.signer)
                 is_same = self._manifest is not None and proof.dataset == self._manifest.digest
@@ -456,7 +461,7 @@ class _PassportReader:
 
     def _require_absence(self, document: str, proven_absent: set[str], *, is_compared: bool) -> None:
         """Refuse weights that are not shown to have been trained without a document: changed ones, or on other data."""
-        with _Place("the document"):
+        with _in_member("the document"):
             require(document in proven_absent, f"no member proves that {document} is not in the data")
             stated = self._seal["model"]
             is_shown = is_compared and bool(stated["is_whole"] and stated["has_plain_names"])
@@ -466,20 +471,14 @@ class _PassportReader:
             self._findings.doubts.append("the run began with weights from elsewhere, which may have seen the document")
 
 
-class _Place:
-    """Names the member in everything that goes wrong within."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        expected = (RefusedError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-        if isinstance(error, expected):
-            reason = str(error) if isinstance(error, RefusedError | ValueError) else f"malformed: {error!r:.200}"
-            raise RefusedError(f"{self._name}: {reason}") from error
+@contextmanager
+def _in_member(name: str) -> Iterator[None]:
+    """Name the member in everything that goes wrong within."""
+    try:
+        yield
+    except (RefusedError, ValueError, *_MALFORMED) as exc:
+        reason = str(exc) if isinstance(exc, RefusedError | ValueError) else f"malformed: {exc!r:.200}"
+        raise RefusedError(f"{name}: {reason}") from exc
 
 
 # --- what both ends compute: the maker of a passport calls these, and a verifier compares -------------------
