@@ -1,5 +1,6 @@
 """The parties of a split join by one line each: keys made on the spot, the run file as the terms, and nothing else."""
 
+import io
 import json
 import tomllib
 from datetime import timedelta
@@ -85,6 +86,14 @@ def test_a_client_has_keys_the_owners_run_file_and_a_file_of_its_own_after_one_c
     assert "texts and labels stay on your machine" in told
     # the owner has the certificate that a run looks for, and no key
     assert [path.name for path in (tmp_path / "keys" / "north").iterdir() if path.suffix == ".key"] == []
+    assert load_identity(tmp_path / "site").name == "north"
+
+
+def test_a_token_from_standard_input_is_in_no_process_list(owner, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(owner("north") + "\n"))
+
+    assert join(tmp_path, "-", *texts(tmp_path)) == 0
+
     assert load_identity(tmp_path / "site").name == "north"
 
 

@@ -1,6 +1,8 @@
 """phalanx join: from a token to a worker that serves, and comes back when its owner does."""
 
+import getpass
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +28,12 @@ _PORT = 7070
 
 
 def join(
-    token_line: Annotated[str, typer.Argument(metavar="TOKEN", help="Token that phalanx invite printed.")],
+    token_line: Annotated[
+        str,
+        typer.Argument(
+            metavar="TOKEN", help="Token that phalanx invite printed; - reads it from standard input, unlisted by ps."
+        ),
+    ],
     *,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Directory for keys and worker file; default: the name.")
@@ -75,7 +82,7 @@ def join(
     from phalanx.errors import ConfigError
     from phalanx.security.invite import JoinToken
 
-    token = JoinToken.from_text(token_line)
+    token = JoinToken.from_text(_read_line(token_line))
     home = directory or Path(token.name)
     client_words = ClientOptions(train, test, policy, allow_insecure_sim, attester, tpm)
     if token.name == ENCLAVE or client_words.file_settings or (home / CLIENT).exists():
@@ -118,3 +125,10 @@ def join(
         outcome = serve_worker(file, stay=stay)
         ended = "left" if outcome is None else outcome.name.lower()
     return Answer({"name": token.name, "directory": home, "worker_file": file, "status": ended})
+
+
+def _read_line(text: str) -> str:
+    """Return the text, or for a hyphen a line of standard input; a terminal does not show it."""
+    if text != "-":
+        return text
+    return getpass.getpass("token: ") if sys.stdin.isatty() else sys.stdin.readline()
