@@ -22,11 +22,6 @@ from phalanx.security.invite.reachability import probe_reachability
 SECRET = "5" * 64
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    monkeypatch.setattr("phalanx.security.invite.reachability._PROBE_S", 0.3)
-
-
 @pytest.fixture
 def owner(tmp_path):
     """Invitations, endpoint and what it said."""
