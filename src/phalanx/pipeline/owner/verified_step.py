@@ -219,11 +219,7 @@ class VerifiedStep:
 
     @owner_task
     async def redo_until(self, until: int) -> None:
-        """Redo undone steps up to but without `until`, from their kept batches and without limits for spikes.
-
-        Raises:
-            NonFiniteLossError: The loss or norm of a redone step is not finite.
-        """
+        """Redo undone steps up to but without `until`, from their kept batches and without limits for spikes."""
         for step in range(self._facts.ledger.step, until):
             rollback = self._failover.rollback
             # it was within its limits once, and without a liar its numbers are others
@@ -292,11 +288,7 @@ class VerifiedStep:
         )
 
     async def _attempt_step(self, step: int, inputs: StepInputs) -> tuple[int, int]:
-        """Attempt a step until it is verified; a recovery first redoes the steps that it has undone.
-
-        Returns:
-            Number of attempts, and audits over all of them.
-        """
+        """Attempt a step until it is verified, after steps that a recovery undid; return attempts and all audits."""
         mail, party, facts = self._context.mail, self._context.party, self._facts
         attempts, audits = 0, 0
         while True:
