@@ -298,7 +298,7 @@ SLOW = [
     sgd(tp=4),
     sgd("opt", pp=2, schedule="zero-bubble", activation_checkpointing="full"),
     sgd("llama", pp=2, schedule="interleaved-zero-bubble", activation_checkpointing="full"),
-    sgd("opt", dp=2, pp=2, zero=2, schedule="interleaved-zero-bubble"),
+    sgd(dp=2, pp=2, zero=2, schedule="interleaved-zero-bubble"),
     sgd("llama", tp=2, pp=2, schedule="interleaved-zero-bubble"),
     Case({"dp": 2, "pp": 2, "schedule": "zero-bubble"}, attends="documents"),
     Case({"pp": 2, "cp": 2, "schedule": "interleaved"}, family="llama", attends="documents", attention="eager"),

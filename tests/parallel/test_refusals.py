@@ -94,6 +94,18 @@ def test_dropout_in_attention_is_refused_in_a_ring_alone():
         check_layout(ParallelConfig(cp=2, context="ring"), dropping, StepWorkload(8, 4, 16))
 
 
+@pytest.mark.parametrize(
+    "layout", [{"pp": 2, "schedule": "interleaved-zero-bubble"}, {"pp": 4, "schedule": "zero-bubble"}]
+)
+def test_a_middle_stage_that_torch_cannot_halve_is_refused(layout):
+    routed = {**architecture("balanced"), "output_router_logits": True}
+    for hub_config in (architecture("opt"), routed):
+        with pytest.raises(ConfigError, match=r"cannot halve the backward pass .* take \"1f1b\""):
+            check_layout(ParallelConfig(**layout), hub_config, StepWorkload(8, 4, 16))
+        check_layout(ParallelConfig(pp=2, schedule="zero-bubble"), hub_config, StepWorkload(8, 4, 16))
+    check_layout(ParallelConfig(**layout), architecture("llama"), StepWorkload(8, 4, 16))
+
+
 def test_bloom_that_cuts_its_own_matrices_is_refused():
     odd = {**architecture("bloom"), "slow_but_exact": True, "pretraining_tp": 2}
 

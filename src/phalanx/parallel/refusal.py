@@ -13,6 +13,9 @@ from phalanx.planner import SCHEDULES, Recipe, describe_refusal, nearest_valid_l
 from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.optimizers import OPTIMIZERS
 
+_END_STAGES = 2
+"""Stages with an embedding or a head."""
+
 
 @dataclass(frozen=True)
 class StepWorkload:
@@ -141,6 +144,13 @@ def _about_the_model(config: ParallelConfig, hub_config: Mapping[str, Any], load
         yield (
             f'schedule = "{config.schedule}": all blocks of a stage of {family} add one bias to their scores, and a '
             'backward pass in two halves would go through it twice; take "1f1b", "gpipe" or "interleaved"'
+        )
+    num_stages = config.pp * SCHEDULES[config.schedule].chunks
+    has_views = family == "opt" or bool(hub_config.get("output_router_logits"))
+    if num_stages > _END_STAGES and SCHEDULES[config.schedule].splits_backward and has_views:
+        yield (
+            f'schedule = "{config.schedule}": torch cannot halve the backward pass of a stage of {family} that has '
+            f'neither embedding nor head, and {num_stages} stages have some; take "1f1b", "gpipe" or "interleaved"'
         )
     cuts_itself = hub_config.get("slow_but_exact") and hub_config.get("pretraining_tp", 1) > 1
     if cuts_itself and (config.tp > 1 or config.cp > 1):
