@@ -10,32 +10,9 @@ from phalanx.cli import run_command
 from phalanx.cli.planning.recut import LASTING_STEPS, StageCutter
 from phalanx.errors import PhalanxError
 from phalanx.train import load_run
+from tiny_run_file import tiny_run_file
 
-RUN_FILE = """
-[model]
-from_scratch = true
-[model.architecture]
-model_type = "gpt2"
-vocab_size = 512
-n_positions = 64
-n_embd = 64
-n_layer = 4
-n_head = 4
-
-[data]
-sources = [{ kind = "python_manual" }]
-tokenizer = { kind = "bpe", vocab_size = 512 }
-sequence_length = 64
-
-[train]
-steps = 1000
-validate_every = 10
-batch_size = 8
-microbatches = 8
-
-[optimizer]
-lr = 1e-3
-"""
+RUN_FILE = tiny_run_file(steps=1000, validate_every=10)
 
 
 @pytest.fixture
@@ -176,6 +153,19 @@ def test_spare_workers_stay_spare_and_too_few_layers_stay_as_they_are(trained_ru
     assert check_until_cut(make_cutter(trained_run), range(10, 200, 10)) is None
 
 
+def test_a_machine_that_is_so_slow_that_a_stage_of_its_own_would_hold_the_others_up_gets_none(
+    trained_run: Path,
+) -> None:
+    status = json.loads((trained_run / "peers.json").read_text())
+    status["parties"][1] |= {"state": "shadowing", "shadows": [1]}
+    (trained_run / "peers.json").write_text(json.dumps(status))
+    metrics = trained_run / "metrics.jsonl"
+    slow = '"worker-2": {"step": 0, "seconds": {"compute": 400.0}}, "worker-3"'
+    metrics.write_text(metrics.read_text().replace('"worker-3"', slow))
+
+    assert check_until_cut(make_cutter(trained_run, "guard.shadow='lockstep'"), range(10, 200, 10)) is None
+
+
 def test_a_worker_that_comes_and_goes_costs_a_tenth_of_the_time_at_most(
     trained_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,11 +202,41 @@ def test_a_cut_that_cannot_begin_is_taken_back_and_not_tried_again(
         return {"status": "completed"}
 
     monkeypatch.setattr("phalanx.train.train", train)
+    # the time between two cuts is no reason here
+    monkeypatch.setattr("phalanx.cli.planning.recut.CUT_SHARE", 1e9)
     summary = make_cutter(trained_run).train_sessions(resume=False, from_step=None, from_run=None)
 
     assert summary == {"status": "completed"}
     assert sessions == [(3, False), (4, True), (3, True)]
     assert "stage 2 does not fit; the run goes on with 3 stages, as before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("after_cut", [False, True])
+def test_errors_of_sessions_that_have_begun_or_were_not_cut_end_the_run(
+    trained_run: Path, monkeypatch: pytest.MonkeyPatch, after_cut: bool
+) -> None:
+    cutter = make_cutter(trained_run)
+
+    def train(run: Any, run_dir: Path, **options: Any) -> dict[str, Any]:
+        if after_cut and run.pipeline.stages == 3:
+            assert check_until_cut(cutter, range(10, 100, 10)) is not None
+            return {"status": "interrupted"}
+        with (run_dir / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 2}\n' if after_cut else "")
+        raise PhalanxError("out of memory")
+
+    monkeypatch.setattr("phalanx.train.train", train)
+    with pytest.raises(PhalanxError, match="out of memory"):
+        cutter.train_sessions(resume=False, from_step=None, from_run=None)
+
+
+def test_a_run_that_is_over_is_not_cut_and_other_workers_begin_anew_to_last(trained_run: Path) -> None:
+    assert check_until_cut(make_cutter(trained_run), range(980, 1010, 20)) is None
+
+    cutter = make_cutter(trained_run)
+    assert check_until_cut(cutter, range(10, 30, 10)) is None
+    write_workers(trained_run, "worker-4")
+    assert check_until_cut(cutter, range(30, 100, 10)) == 30 + LASTING_STEPS
 
 
 def test_a_resumed_run_keeps_its_cut_whatever_its_run_file_begins_with(

@@ -18,6 +18,7 @@ from phalanx.cli.report import print_summary, summary_of
 from phalanx.errors import InputError
 
 if TYPE_CHECKING:
+    from phalanx.cli.planning.recut import StageCutter
     from phalanx.train import RunConfig
 
 EXIT_CODE_OF = {"completed": 0, "failed": 6, "interrupted": 130}
@@ -61,11 +62,7 @@ def train(
         run = load_run(run_file, overrides)
         check_inputs(run)
     print_warnings(text_warnings(run))
-    cutter = None
-    if recut:
-        from phalanx.cli.planning.recut import StageCutter
-
-        cutter = StageCutter(run, run_dir or default_directory(run))
+    cutter = _make_cutter(run, run_dir or default_directory(run)) if recut else None
     if not dry_run:
         _check_directory(run, run_dir, resume=resume)
     if from_run is not None:
@@ -116,6 +113,12 @@ def train(
     if shown is not None:
         typer.echo(shown)
     return Answer({**summary, "report": page}, EXIT_CODE_OF[summary["status"]])
+
+
+def _make_cutter(run: "RunConfig", run_dir: Path) -> "StageCutter":
+    from phalanx.cli.planning.recut import StageCutter
+
+    return StageCutter(run, run_dir)
 
 
 def _check_directory(run: "RunConfig", run_dir: Path | None, *, resume: bool) -> None:
