@@ -17,7 +17,8 @@ from phalanx.transport.inbox import CheckedFrame, Inbox
 from phalanx.transport.link import SendingChain, read_answer
 from phalanx.transport.outbox import DeliveredFrame, Outbox
 
-MAX_S_PER_TURN = 60.0
+MAX_S_PER_TURN = 600.0
+"""A turn takes milliseconds; a machine that is out of memory has made one last a minute."""
 MAX_TURNS = 30_000
 MAX_CARRIED_BYTES = 2**18
 """Of a header: a longer one is too long to be carried, and its frame is one that no link takes."""
