@@ -186,6 +186,14 @@ def test_no_test_can_reach_the_outside(address: tuple[str, int]) -> None:
         outside.connect(address)
 
 
+def test_no_test_replaces_the_clock_of_the_whole_process() -> None:
+    """A server that other tests share in a thread would sleep until the false time: for hours, and its end with it."""
+    clock = re.compile(r"""(setattr|patch)\(\s*(time,\s*["']|["'][\w.]*\btime\.)(monotonic|time|perf_counter)\b""")
+    assert all(map(clock.search, ('patch("a.b.time.monotonic"', 'setattr(time, "time"')))
+
+    assert [path for path in TESTS if path != Path(__file__) and clock.search(path.read_text("utf-8"))] == []
+
+
 def test_test_files_have_unique_names() -> None:
     names = [path.name for path in TESTS if path.name not in ("conftest.py", "__init__.py")]
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,7 +171,7 @@ def test_a_worker_that_comes_and_goes_costs_a_tenth_of_the_time_at_most(
     trained_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr("phalanx.cli.planning.recut.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("phalanx.cli.planning.recut.time", SimpleNamespace(monotonic=lambda: now_s))
     cutter = make_cutter(trained_run)
     assert check_until_cut(cutter, range(10, 100, 10)) is not None
 
