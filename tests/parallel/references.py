@@ -118,7 +118,7 @@ class _Island:
             keep_masters(self.model)
         self.model.router_share = 1 / self.parts
         self.trained = list(self.model.trainable_parameters().values())
-        self.optimizer = _torch_optimizer(self.trained, self.config)
+        self.optimizer = torch_optimizer(self.trained, self.config)
 
     def step(
         self, step: int, ids: torch.Tensor, labels: torch.Tensor, seen: dict[str, torch.Tensor]
@@ -143,7 +143,10 @@ class _Island:
         return float(total), norm
 
 
-def _torch_optimizer(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+def torch_optimizer(
+    trained: list[nn.Parameter], config: OptimizerConfig, *, fused: bool = False
+) -> torch.optim.Optimizer:
+    """Torch's optimizer; with `fused` AdamW by the kernel that ranks have, whose last bits are others."""
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
@@ -153,7 +156,7 @@ def _torch_optimizer(trained: list[nn.Parameter], config: OptimizerConfig) -> to
         return torch.optim.SGD(groups, lr=1.0, momentum=config.momentum)
     if config.kind == "adafactor":
         return torch.optim.Adafactor(groups, lr=1.0)
-    return torch.optim.AdamW(groups, lr=1.0, betas=config.betas, eps=config.eps)
+    return torch.optim.AdamW(groups, lr=1.0, betas=config.betas, eps=config.eps, fused=fused)
 
 
 def _nesterov(anchors: list[nn.Parameter], lr: float, momentum: float) -> torch.optim.SGD:
