@@ -184,12 +184,19 @@ class Case:
         outer = self.parallel.get("outer")
         if outer is not None:
             words.append(f"islands={self.islands} {sorted((k, v) for k, v in outer.items() if k not in _NOT_MATHS)}")
+            words += ["rounded"] if self.rounds_movements else []
         return " ".join(words)
 
     @property
     def rounds(self) -> bool:
         """Whether copies that share weights round what they send each other; its reference then rounds as they do."""
         return self.parallel.get("gradient_compression") in OF_SHARED_GRADIENTS
+
+    @property
+    def rounds_movements(self) -> bool:
+        """Whether islands with whole parameters round what they have moved; slices of tp have blocks of their own."""
+        outer = self.parallel.get("outer", {})
+        return outer.get("compression") == "int8" and self.parallel.get("tp", 1) == 1
 
     @property
     def router_parts(self) -> int:
@@ -230,8 +237,8 @@ _QUICK = [
     sgd(pp=2, schedule="interleaved"),
 ]
 _SECOND = [
-    Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes", allowed=1e-2),
-    Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes", allowed=1e-2),
+    Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes"),
+    Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes"),
     sgd(dp=2, pp=2, schedule="interleaved-zero-bubble"),
     adapter("llama", kind="dora", tp=2, pp=2),
     sgd("balanced", dp=2, zero=3),
@@ -251,8 +258,11 @@ _SECOND = [
 
 
 def _quick(case: Case) -> Case:
-    """The case in half the steps, where losses then fall enough to show, and with two microbatches, but in stages."""
-    steps = STEPS if case.family == "opt" or case.noise else STEPS // 2
+    """The case in half the steps, where losses then fall enough to show, and with two microbatches, but in stages.
+
+    What rounding has lost of a movement is sent with the next: the second must be made, and its outcome be seen.
+    """
+    steps = STEPS if case.family == "opt" or case.noise or case.rounds_movements else STEPS // 2
     return replace(case, steps=steps, microbatches=MICROBATCHES if "pp" in case.parallel else MICROBATCHES // 2)
 
 

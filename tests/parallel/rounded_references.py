@@ -8,10 +8,9 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from rank_layouts import Case
-from references import batch_of, optimizer_of, source_of, torch_optimizer
+from references import batch_of, clip_as_ranks, optimizer_of, rounded, source_of, torch_optimizer, units_of
 from torch import Tensor, nn
 
 from phalanx.data import IGNORE
@@ -20,7 +19,7 @@ from phalanx.objectives import causal_lm_loss
 from phalanx.optimizers import learning_rate
 from phalanx.parallel.model.recompute import fuse_activations
 
-SHARED_UNIT, STEPS_OF_A_BYTE = 256, 127
+BLOCK = 256
 BFLOAT16_HALF_PLACE = 2.0**-9
 """A number is rounded to bfloat16 by at most this share of itself."""
 
@@ -134,8 +133,8 @@ class RoundedRun:
         gathered, distances = [], []
         for message in self.messages:
             rows = [message.of_rank(share).to(self.narrow).float() for share in range(self.shares)]
-            gathered.append([rounded(row) for row in rows])
-            distances.append(torch.stack([units_of(row) for row in rows]) / 2)
+            gathered.append([rounded(row, BLOCK) for row in rows])
+            distances.append(torch.stack([units_of(row, BLOCK) for row in rows]) / 2)
             if self.narrow != torch.float32:
                 distances[-1] += BFLOAT16_HALF_PLACE * torch.stack(gathered[-1]).abs()
         self._set_weights(gathered)
@@ -178,7 +177,7 @@ class RoundedRun:
         return [
             [
                 sum(
-                    (rounded(rows[mine]) if rounds else rows[mine] for n, rows in enumerate(sent) if n != mine),
+                    (rounded(rows[mine], BLOCK) if rounds else rows[mine] for n, rows in enumerate(sent) if n != mine),
                     sent[mine][mine],
                 )
                 / self.shares
@@ -189,15 +188,7 @@ class RoundedRun:
 
     def _update(self, step: int) -> float:
         second = self._join_tied() if len(self.stages) > 1 else []
-        squares = [
-            float(torch.linalg.vector_norm(part.grad)) ** 2
-            for part in self.trained
-            if not any(part is other for other in second)
-        ]
-        norm = math.sqrt(sum(squares))
-        clipped = min(1.0, (self.config.clip_norm or math.inf) / (norm + 1e-6))
-        for part in self.trained:
-            part.grad.mul_(clipped)
+        norm = clip_as_ranks(self.trained, self.config.clip_norm or math.inf, second)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step, self.case.steps)
         self.optimizer.step()
@@ -221,22 +212,6 @@ def rounded_process(case: Case, cache: Path) -> list[RoundedStep]:
     """All steps of a run that rounds."""
     run = RoundedRun(case, cache)
     return [run.step(step) for step in range(case.steps)]
-
-
-def rounded(row: Tensor) -> Tensor:
-    """Round numbers as they are sent: each to a whole number of units of its block, the even one where two are near."""
-    numbers, units = row.numpy(), units_of(row).numpy()
-    whole = np.rint(np.divide(numbers, units, out=np.zeros_like(numbers), where=units > 0))
-    return torch.from_numpy(whole * units)
-
-
-def units_of(row: Tensor) -> Tensor:
-    """The unit of each number: a 127th of the largest of its 256."""
-    units = np.empty_like(row.numpy())
-    for start in range(0, len(row), SHARED_UNIT):
-        block = row.numpy()[start : start + SHARED_UNIT]
-        units[start : start + SHARED_UNIT] = np.abs(block).max() / np.float32(STEPS_OF_A_BYTE)
-    return torch.from_numpy(units)
 
 
 def _added(of_rounds: list[list[list[Tensor]]]) -> list[list[Tensor]]:
