@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from phalanx.parallel.config import OF_SHARED_GRADIENTS
 from phalanx.planner.model.families import FAMILIES
 
 STEPS, BATCH, TOKENS, VOCAB, MICROBATCHES = 20, 8, 16, 64, 4
@@ -179,10 +180,23 @@ class Case:
         words += [f"noise={self.noise:g}"] if self.noise else []
         words += [self.precision] if self.precision == "bf16_weights" else []
         words += [f"parts={self.router_parts}"] if self.router_parts > 1 else []
+        words += [f"rounded {sorted(self.parallel.items())} {self.microbatches}"] if self.rounds else []
         outer = self.parallel.get("outer")
         if outer is not None:
             words.append(f"islands={self.islands} {sorted((k, v) for k, v in outer.items() if k not in _NOT_MATHS)}")
+            words += ["rounded"] if self.rounds_movements else []
         return " ".join(words)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether copies that share weights round what they send each other; its reference then rounds as they do."""
+        return self.parallel.get("gradient_compression") in OF_SHARED_GRADIENTS
+
+    @property
+    def rounds_movements(self) -> bool:
+        """Whether islands with whole parameters round what they have moved; slices of tp have blocks of their own."""
+        outer = self.parallel.get("outer", {})
+        return outer.get("compression") == "int8" and self.parallel.get("tp", 1) == 1
 
     @property
     def router_parts(self) -> int:
@@ -223,8 +237,8 @@ _QUICK = [
     sgd(pp=2, schedule="interleaved"),
 ]
 _SECOND = [
-    Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes", allowed=1e-2),
-    Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes", allowed=1e-2),
+    Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes"),
+    Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes"),
     sgd(dp=2, pp=2, schedule="interleaved-zero-bubble"),
     adapter("llama", kind="dora", tp=2, pp=2),
     sgd("balanced", dp=2, zero=3),
@@ -238,14 +252,17 @@ _SECOND = [
     Case({"dp": 2, "zero": 3}, "adamw", "qwen3_moe"),
     sgd("falcon", pp=2),
     sgd(dp=2, pp=2, schedule="zero-bubble"),
-    Case({"dp": 2, "zero": 3, "gradient_compression": "int8"}, "adamw", saves="rounded", allowed=1e-2),
-    Case({"dp": 2, "zero": 3, "gradient_compression": "int8"}, "adamw", loads="rounded", allowed=1e-2),
+    Case({"dp": 2, "zero": 3, "gradient_compression": "int8"}, "adamw", saves="rounded"),
+    Case({"dp": 2, "zero": 3, "gradient_compression": "int8"}, "adamw", loads="rounded"),
 ]
 
 
 def _quick(case: Case) -> Case:
-    """The case in half the steps, where losses then fall enough to show, and with two microbatches, but in stages."""
-    steps = STEPS if case.family == "opt" or case.noise else STEPS // 2
+    """The case in half the steps, where losses then fall enough to show, and with two microbatches, but in stages.
+
+    What rounding has lost of a movement is sent with the next: the second must be made, and its outcome be seen.
+    """
+    steps = STEPS if case.family == "opt" or case.noise or case.rounds_movements else STEPS // 2
     return replace(case, steps=steps, microbatches=MICROBATCHES if "pp" in case.parallel else MICROBATCHES // 2)
 
 
@@ -265,9 +282,9 @@ SLOW = [
     Case({"dp": 2, "gradient_compression": "fp16"}, "adamw", allowed=1e-3),
     Case({"dp": 2, "zero": 1, "gradient_compression": "bf16"}, "adamw", allowed=5e-3),
     Case({"dp": 2, "gradient_compression": "powersgd"}, "adamw", allowed=5e-2),
-    Case({"dp": 2, "zero": 2, "gradient_compression": "int8_gathers"}, "adamw", "llama", allowed=1e-2),
-    Case({"dp": 2, "pp": 2, "zero": 3, "gradient_compression": "int8"}, "adamw", allowed=1e-2),
-    Case({"dp": 4, "zero": 3, "replicas": 2, "gradient_compression": "int8"}, "adamw", microbatches=2, allowed=1e-2),
+    Case({"dp": 2, "zero": 2, "gradient_compression": "int8_gathers"}, "adamw", "llama"),
+    Case({"dp": 2, "pp": 2, "zero": 3, "gradient_compression": "int8"}, "adamw"),
+    Case({"dp": 4, "zero": 3, "replicas": 2, "gradient_compression": "int8"}, "adamw", microbatches=2),
     sgd(),
     adamw(dp=2),
     adamw(dp=2, zero=2),
@@ -368,9 +385,9 @@ SLOW = [
             {"dp": 2, "zero": 2},
             {"dp": 2, "zero": 3, "activation_checkpointing": "full"},
             {"dp": 2, "pp": 2, "zero": 3},
-            {"dp": 2, "zero": 3, "gradient_compression": "int8"},
         )
     ),
+    Case({"dp": 2, "zero": 3, "gradient_compression": "int8"}, "sgd", "llama", precision="bf16_weights"),
 ]
 
 RING = [

@@ -11,6 +11,7 @@ import torch
 from forks import fork_ranks
 from rank_layouts import BATCH, COMPILED, FAST, FURTHER, LARGE, MIXTURES, PLANNED, RING, SECOND, SLOW, TOKENS, Case
 from references import adapter_of, batch_of, one_process, optimizer_of, seen_of, source_of
+from rounded_references import rounded_process
 from safetensors.torch import load_file, save_file
 
 from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankSaver, RankTrainer, join_ranks
@@ -116,7 +117,10 @@ def main() -> None:
         source_of(case, home / "models")
     (player,) = fork_ranks(1, lambda _: play_all(table, home))
     references = {case.model: case for case in table}
-    found = {model: one_process(case, home / "models") for model, case in references.items()}
+    found = {
+        model: (rounded_process if case.rounds else one_process)(case, home / "models")
+        for model, case in references.items()
+    }
     (home / "references.json").write_text(json.dumps(found))
     os.waitpid(player, 0)
 

@@ -1,7 +1,10 @@
 """What layouts are compared with: torch's own optimizers in one process, and no engine."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from rank_layouts import BATCH, TOKENS, Case, architecture
 from torch import nn
@@ -25,6 +28,10 @@ from phalanx.models import (
 from phalanx.models.master_weights import keep_masters
 from phalanx.objectives import causal_lm_loss
 from phalanx.optimizers import OptimizerConfig, learning_rate
+from phalanx.parallel.model.recompute import fuse_activations
+
+MOVEMENTS_BLOCK = 1024
+"""Numbers of a movement that share a unit."""
 
 
 def optimizer_of(case: Case) -> OptimizerConfig:
@@ -118,7 +125,13 @@ class _Island:
             keep_masters(self.model)
         self.model.router_share = 1 / self.parts
         self.trained = list(self.model.trainable_parameters().values())
-        self.optimizer = _torch_optimizer(self.trained, self.config)
+        self.unsent: list[torch.Tensor] = []
+        if case.rounds_movements:
+            # what differs in a last bit may be rounded to another byte: the microbatches and the kernels of ranks
+            self.parts = case.microbatches
+            fuse_activations(self.model)
+            self.unsent = [torch.zeros_like(p) for p in self.trained]
+        self.optimizer = torch_optimizer(self.trained, self.config, fused=case.rounds_movements)
 
     def step(
         self, step: int, ids: torch.Tensor, labels: torch.Tensor, seen: dict[str, torch.Tensor]
@@ -127,7 +140,7 @@ class _Island:
         pattern = CAUSAL if self.attends == "causal" else AttentionPattern(self.attends, **seen)
         if self.model.embedding_noise is not None:
             self.model.embedding_noise.begin_step(0, step)
-        total, count = torch.zeros(()), int((labels != IGNORE).sum())
+        total, count = torch.zeros((), dtype=torch.float64), int((labels != IGNORE).sum())
         for x, y in zip(ids.chunk(self.parts), labels.chunk(self.parts), strict=True):
             loss, _ = causal_lm_loss(self.model(x, pattern), y)
             (loss / count).backward()
@@ -135,15 +148,30 @@ class _Island:
             for name, parameter in self.model.computing.items():
                 master, wide = self.model.masters[name], parameter.grad.float()
                 master.grad, parameter.grad = wide if master.grad is None else master.grad + wide, None
-        norm = float(clip_grad_norm_(self.trained, self.config.clip_norm or 1e9))
+        clip = clip_as_ranks if self.unsent else clip_grad_norm_
+        norm = float(clip(self.trained, self.config.clip_norm or 1e9))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step, self.steps)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return float(total), norm
 
+    @torch.no_grad()
+    def send_movement(self, number: int, anchor: torch.Tensor) -> torch.Tensor:
+        """What a parameter has moved since the anchor; where it is sent as bytes, with what earlier ones lacked."""
+        moved = anchor - self.trained[number]
+        if not self.unsent:
+            return moved
+        moved += self.unsent[number]
+        sent = rounded(moved.reshape(-1), MOVEMENTS_BLOCK).view_as(moved)
+        self.unsent[number] = moved - sent
+        return sent
 
-def _torch_optimizer(trained: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+
+def torch_optimizer(
+    trained: list[nn.Parameter], config: OptimizerConfig, *, fused: bool = False
+) -> torch.optim.Optimizer:
+    """Torch's optimizer; with `fused` AdamW by the kernel that ranks have, whose last bits are others."""
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
@@ -153,7 +181,22 @@ def _torch_optimizer(trained: list[nn.Parameter], config: OptimizerConfig) -> to
         return torch.optim.SGD(groups, lr=1.0, momentum=config.momentum)
     if config.kind == "adafactor":
         return torch.optim.Adafactor(groups, lr=1.0)
-    return torch.optim.AdamW(groups, lr=1.0, betas=config.betas, eps=config.eps)
+    return torch.optim.AdamW(groups, lr=1.0, betas=config.betas, eps=config.eps, fused=fused)
+
+
+@torch.no_grad()
+def clip_as_ranks(trained: Sequence[nn.Parameter], clip_norm: float, second: Sequence[nn.Parameter] = ()) -> float:
+    """Return the norm before clipping: of each tensor in float32 and of all in float64.
+
+    Args:
+        trained: Parameters that are clipped.
+        second: Those of them that are copies of others, and do not count.
+    """
+    counted = [p for p in trained if not any(p is other for other in second)]
+    norm = math.sqrt(sum(float(torch.linalg.vector_norm(p.grad)) ** 2 for p in counted))
+    for parameter in trained:
+        parameter.grad.mul_(min(1.0, clip_norm / (norm + 1e-6)))
+    return norm
 
 
 def _nesterov(anchors: list[nn.Parameter], lr: float, momentum: float) -> torch.optim.SGD:
@@ -163,8 +206,23 @@ def _nesterov(anchors: list[nn.Parameter], lr: float, momentum: float) -> torch.
 @torch.no_grad()
 def _join(islands: list[_Island], anchors: list[nn.Parameter], joining: torch.optim.SGD) -> None:
     for number, anchor in enumerate(anchors):
-        anchor.grad = sum(anchor - island.trained[number] for island in islands) / len(islands)
+        anchor.grad = sum(island.send_movement(number, anchor) for island in islands) / len(islands)
     joining.step()
     for island in islands:
         for parameter, anchor in zip(island.trained, anchors, strict=True):
             parameter.copy_(anchor)
+
+
+def rounded(row: torch.Tensor, size: int) -> torch.Tensor:
+    """Round numbers as they are sent: each to a whole number of units of its block, the even one where two are near."""
+    numbers, units = row.numpy(), units_of(row, size).numpy()
+    whole = np.rint(np.divide(numbers, units, out=np.zeros_like(numbers), where=units > 0))
+    return torch.from_numpy(whole * units)
+
+
+def units_of(row: torch.Tensor, size: int) -> torch.Tensor:
+    """The unit of each number: a 127th of the largest of its block."""
+    units = np.empty_like(row.numpy())
+    for start in range(0, len(row), size):
+        units[start : start + size] = np.abs(row.numpy()[start : start + size]).max() / np.float32(127)
+    return torch.from_numpy(units)
