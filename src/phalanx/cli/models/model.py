@@ -111,17 +111,14 @@ def verify(
     """Compare a model or adapter with the digest that its run signed, or an export with its signed statement."""
     from phalanx.edge import STATEMENT_FILE
     from phalanx.errors import ConfigError
-    from phalanx.train import PastRun
+    from phalanx.train import PastRun, verify_run_export
 
     if (directory / STATEMENT_FILE).is_file() or signer is not None:
         return _verify_export(directory, origin, certificate, signer)
     if origin is None:
         raise ConfigError(f"{directory}: has no {STATEMENT_FILE}; name the run that is said to have made it")
-    from phalanx.checkpoint.exported import verify_export
-
     past = PastRun(origin, certificate)
-    adapter = past.config.model.adapter is not None
-    digest = verify_export(directory, past.final_weights_digest, trains_adapter=adapter)
+    digest = verify_run_export(past, directory)
     figures = {"verdict": "equal to the weights at the end of the run", "run": past.run_id, "digest": digest}
     print_figures(figures)
     return Answer(figures)
