@@ -97,7 +97,7 @@ def convert(directory: Foreign, out: Out) -> Answer:
 def verify(
     directory: Source,
     origin: Annotated[
-        Path | None, typer.Argument(metavar="[RUN_DIR|MODEL_DIR]", help="What it is said to have been made from.")
+        Path | None, typer.Argument(metavar="RUN_DIR|MODEL_DIR", help="What it is said to have been made from.")
     ] = None,
     certificate: Annotated[
         Path | None,
