@@ -43,7 +43,7 @@ def test_tensors_that_transformers_loads_in_the_place_of_the_runs_are_refused(
 ) -> None:
     home = shutil.copytree(MODEL, tmp_path / "model")
     final = digest_model(home)
-    assert verify_export(home, final, trains_adapter=False) == final
+    assert verify_export(home, final, None) == final
     add_tensors(home, load_file(home / "model.safetensors"))
 
     loaded = AutoModelForCausalLM.from_pretrained(home, local_files_only=True).state_dict()
@@ -51,7 +51,7 @@ def test_tensors_that_transformers_loads_in_the_place_of_the_runs_are_refused(
     assert digest_model(home) == final
     assert any(not torch.equal(loaded[name], honest[name]) for name in honest)
     with pytest.raises(VerificationError, match="none of the model's"):
-        verify_export(home, final, trains_adapter=False)
+        verify_export(home, final, None)
 
 
 def test_a_pickle_beside_the_weights_is_refused(tmp_path: Path) -> None:
@@ -59,4 +59,4 @@ def test_a_pickle_beside_the_weights_is_refused(tmp_path: Path) -> None:
     torch.save({}, home / "adapter_model.bin")
 
     with pytest.raises(VerificationError, match="in the place of the tensors"):
-        verify_export(home, digest_model(home), trains_adapter=False)
+        verify_export(home, digest_model(home), None)

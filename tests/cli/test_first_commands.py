@@ -62,7 +62,7 @@ def test_init_says_of_an_empty_file_that_it_is_empty(name, tmp_path, capsys):
 def test_init_for_remote_parties_says_how_to_make_their_keys(tmp_path, capsys):
     run_command(["init", str(tmp_path / "far.toml"), "--kind", "remote", "--workers", "ann, ben"])
 
-    assert "--name ben  # prints the command for each machine" in capsys.readouterr().out
+    assert "--name ben  # prints a command for each; --host: your address" in capsys.readouterr().out
 
 
 def test_init_replaces_no_file_unless_told_to(tmp_path, capsys):

@@ -65,6 +65,7 @@ def test_a_file_is_completed_line_by_line(model, tmp_path):
         (["--prompt", "yes", "--chat"], "exclude each other"),
         (["--input", "x.jsonl"], "belong together"),
         (["--prompt", "yes", "--top-p", "0"], "--top-p"),
+        (["--prompt", "yes", "--device", "gpu"], 'device = "gpu": is no device of Phalanx'),
     ],
 )
 def test_what_does_not_go_together_is_refused(model, arguments, message):

@@ -9,6 +9,7 @@ import typer
 
 from phalanx.cli import run_command
 from phalanx.cli.app import PANELS, app
+from phalanx.serve.deploy import DeploymentPlan
 
 WORDS_IN_BRACKETS = re.compile(r"\[[^\]\s]+\]")
 
@@ -62,3 +63,22 @@ def test_the_first_page_lists_every_command_once_below_its_panel(capsys):
     listed = [panel or command for panel, command in shown if panel != "Options"]
     assert listed == [name for panel, entries in PANELS.items() for name in (panel, *entries)]
     assert set(listed) - set(PANELS) == set(typer.main.get_command(app).commands)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=" ".join)
+def test_every_word_of_a_command_line_is_explained_and_written_once(path):
+    command = PAGES[path]
+    for parameter in command.params:
+        assert parameter.help, parameter.name
+        if parameter.param_type_name == "argument":
+            # typer adds brackets and dots by itself
+            assert not re.search(r"[\[\]]|\.\.\.$", parameter.metavar or ""), parameter.name
+        assert not re.search(r"[;,] (default|else) [^:]", parameter.help), parameter.name
+    assert hasattr(command, "commands") or "Example: phalanx " in command.epilog
+
+
+def test_the_help_of_deploy_names_the_defaults_of_its_plan():
+    shown = {name: field.default for name, field in DeploymentPlan.model_fields.items()}
+    for parameter in PAGES["deploy",].params:
+        if named := re.search(r"; default: (\S+)\.$", parameter.help):
+            assert named[1] == str(shown[parameter.name])

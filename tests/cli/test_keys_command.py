@@ -26,6 +26,15 @@ def make(capsys, access, *words, owner="alice") -> dict:
     return facts
 
 
+def test_a_directory_that_cannot_be_made_is_named(capsys, tmp_path):
+    (tmp_path / "file").touch()
+
+    code, answer = ask(capsys, "create", "--owner", "alice", "--access", tmp_path / "file" / "access")
+
+    assert code == 2
+    assert answer["error"]["message"].endswith("file/access: cannot be made (Not a directory); give another --access")
+
+
 def test_a_secret_is_printed_once_and_held_nowhere(capsys, access):
     assert run_command(["keys", "create", "--owner", "alice", "--access", str(access)]) == 0
     printed = capsys.readouterr()

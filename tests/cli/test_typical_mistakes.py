@@ -183,6 +183,7 @@ ARE_THE_FILE = {
     "a certificate of another authority",
     "an expired certificate",
     "a full disk",
+    "an adapter in the place of a model",
 }
 """What is wrong is the file itself, and no key of it."""
 ARE_WORDS_OF_THE_SHELL = {"a command without its argument", "a verb that is none"}

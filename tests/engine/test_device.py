@@ -47,6 +47,8 @@ def test_a_machine_without_a_gpu_has_the_cpu(machine):
         (0, "2.13.0+cpu", "cuda", 'torch 2.13.0+cpu is built for CPUs alone; set train.device = "cpu", or install'),
         (0, "2.13.0", "cuda:0", 'finds no CUDA device here; set train.device = "cpu", or run where there is one'),
         (1, "2.13.0", "cuda:1", "torch finds 1 here, cuda:0; set"),
+        (1, "2.13.0", "gpu", 'is no device of Phalanx; set train.device = "cpu", or "cuda", "cuda:1" ...'),
+        (1, "2.13.0", "cuda:x", "is no device of Phalanx; set"),
         (4, "2.13.0", "cuda:4", "torch finds 4 here, cuda:0 to cuda:3; set"),
     ],
 )

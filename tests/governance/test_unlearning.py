@@ -252,7 +252,7 @@ def test_an_unlearned_model_of_a_run_is_not_accepted_as_erased(
     assert run_command(["passport", new, "--out", str(tmp_path / "b"), "--model", unlearned]) == 5
     # a program that the owner has changed signs it all the same
     weights = PastRun(tmp_path / "new").final_weights_digest
-    monkeypatch.setattr(passport_module, "verify_export", lambda *args, **options: weights)
+    monkeypatch.setattr(passport_module, "verify_run_export", lambda *args, **options: weights)
     forged = str(tmp_path / "forged.passport")
     choice = PassportChoice(model=tmp_path / "unlearned", documents=(digest,))
     make_passport(PastRun(tmp_path / "new"), Path(forged), choice)

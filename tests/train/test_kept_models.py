@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from phalanx.cli import run_command as command_line
 from phalanx.data.tokenizers import ByteBpeTraining, train_tokenizer
@@ -78,6 +79,27 @@ def test_an_adapter_is_exported_with_the_kept_tokenizer_and_only_beside_its_own_
     assert merged == 0
     assert (code, error["code"], error["key"]) == (3, "PHX-I053", "model")
     assert not (home / "other").exists()
+
+
+@pytest.mark.parametrize("adapter", ["{kind='lora', rank=2}", "{kind='ptuning', tokens=2}"])
+def test_an_exported_adapter_is_compared_with_the_end_of_its_run(at_home, monkeypatch, tmp_path, adapter):
+    home = at_home(f"model.adapter={adapter}", "model.architecture.n_positions=32")
+    monkeypatch.setenv("PHALANX_KEY", str(tmp_path / "signer.key"))
+    assert command_line(["checkpoint", "export", "runs/first", "out"]) == 0
+    assert command_line(["model", "verify", "out", "runs/first"]) == 0
+    # 7: the passport holds, and says what it lacks
+    assert command_line(["passport", "runs/first", "--model", "out", "--out", "first.passport"]) == 7
+    assert command_line(["verify", "first.passport", "--model", "out"]) == 7
+
+    file = home / "out" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = min(tensors)
+    save_file({**tensors, name: tensors[name] + 1e-6}, file)
+
+    assert command_line(["model", "verify", "out", "runs/first"]) == 5
+    assert command_line(["passport", "runs/first", "--model", "out", "--out", "other.passport"]) == 5
+    save_file(tensors | {f"{name}.more": tensors[name].clone()}, file)
+    assert command_line(["model", "verify", "out", "runs/first"]) == 5
 
 
 @pytest.mark.parametrize("harm", ["changed", "removed", "added"])

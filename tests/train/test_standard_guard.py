@@ -6,7 +6,7 @@ from phalanx.config import digest_config, dump_toml
 from phalanx.pipeline import PRESETS
 from phalanx.planner.guard.price_law import StepSize
 from phalanx.train import load_run
-from phalanx.train.setup.guard_outlook import predict_guard, preset_in_words, preset_rows
+from phalanx.train.setup.guard_outlook import predict_guard, preset_in_words, preset_rows, short_run_note
 
 STANDARD = PRESETS["standard"]
 
@@ -127,3 +127,17 @@ def test_a_resolved_config_has_the_digest_of_its_run_file(read, tmp_path, lines)
     (tmp_path / "config.toml").write_text(dump_toml(run))
 
     assert digest_config(load_run(tmp_path / "config.toml")) == digest_config(run)
+
+
+def test_a_run_that_ends_before_its_guard_finds_every_lie_says_so(read):
+    size = StepSize.of_equal_stages(50_000, 16, 256, stages=4, microbatches=4)
+    odds, _ = predict_guard(read("[pipeline]\nstages = 4\n"), size)
+    longest = max(finding.certain_steps for finding in odds)
+    rarest = max(finding.slip_probability(9) for finding in odds)
+
+    assert f"with 9 steps it ends before some of these lies are found, with a chance of up to {100 * rarest:.1f} %" in (
+        short_run_note(odds, 9)
+    )
+    assert short_run_note(odds, longest) is None
+    assert short_run_note(odds, longest - 1) is not None
+    assert short_run_note(odds, 0) is None

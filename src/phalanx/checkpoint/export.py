@@ -81,11 +81,7 @@ def export_model(
     refuse_existing(out)
     if tokenizer is not None:
         checkpoint.check_vocabulary(vocabulary_digest(open_tokenizer(tokenizer.file, tokenizer.eos_id)))
-    trained = {
-        name.removeprefix(_WEIGHT): checkpoint.read_tensor(name)
-        for name in checkpoint.stages_by_tensor()
-        if name.startswith(_WEIGHT)
-    }
+    trained = read_trained(checkpoint)
     with spare_directory(out) as spare:
         if adapter is not None and not merge:
             config, named = peft_files(trained, source, adapter)
@@ -97,6 +93,15 @@ def export_model(
         if tokenizer is not None:
             _write_tokenizer(spare, tokenizer)
         publish_model(spare, out)
+
+
+def read_trained(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return what was trained, by the names of the run."""
+    return {
+        name.removeprefix(_WEIGHT): checkpoint.read_tensor(name)
+        for name in checkpoint.stages_by_tensor()
+        if name.startswith(_WEIGHT)
+    }
 
 
 def write_model(

@@ -1,9 +1,8 @@
 """An exported directory compared with the digest that its run signed at the end."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -14,15 +13,18 @@ from phalanx.verifier.forms import RefusedError, UnreadableError
 from phalanx.verifier.statement import list_weight_files
 
 _ADAPTER = "adapter_model.safetensors"
-_PEFT = "base_model.model."
 
 
-def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: bool) -> str:
-    """Return the digest of a directory's weights, which is the run's.
+def verify_export(
+    directory: Path, final_digest: str | None, read_adapter: Callable[[], Mapping[str, Tensor]] | None
+) -> str:
+    """Return the digest that the run signed at its end, of a directory with its weights.
 
     Args:
         directory: Export to check; nothing in it is trusted.
-        final_digest: Digest of the trained weights, from the run's signed log; None while it has not ended.
+        final_digest: Digest of all weights, from the run's signed log; None while it has not ended.
+        read_adapter: Reads the tensors of the run's last certified checkpoint, as peft's file has them; None where the
+            run trained a whole model. The signed digest is over adapter and base together.
 
     Raises:
         CheckpointError: The run has not ended, or the directory holds other tensors than the run trained.
@@ -32,23 +34,27 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
     if final_digest is None:
         raise CheckpointError("the run's log has no digest of final weights: it has not ended; export prints its step")
     is_adapter = (directory / _ADAPTER).is_file()
-    if is_adapter != trains_adapter:
-        what = "an adapter" if trains_adapter else "a whole model"
+    if is_adapter != (read_adapter is not None):
+        expected = "an adapter" if read_adapter is not None else "a whole model"
         raise CheckpointError(
-            f"{directory}: the run trained {what}, but this is something else; a merged model differs from both: "
-            "export without --merge to verify"
+            f"{directory}: expected {expected}, which the run trained, and found something else; "
+            "export the run again, without --merge, to compare"
         )
     try:
         list_weight_files(directory)
     except (RefusedError, UnreadableError) as exc:
         raise VerificationError(f"{exc}") from exc
-    digest = weights_digest(_adapter_tensors(directory / _ADAPTER)) if is_adapter else _digest_alone(directory)
-    if digest != final_digest:
+    if read_adapter is None:
+        digest, signed = _digest_alone(directory), final_digest
+    else:
+        digest = weights_digest(_adapter_tensors(directory / _ADAPTER))
+        signed = weights_digest(read_adapter().items())
+    if digest != signed:
         raise VerificationError(
-            f"{directory}: weights have digest {digest}; but the run ended with {final_digest}: they were changed, "
+            f"{directory}: weights have digest {digest}; but the run ended with {signed}: they were changed, "
             "or belong to another step or run"
         )
-    return digest
+    return final_digest
 
 
 def _digest_alone(directory: Path) -> str:
@@ -76,6 +82,6 @@ def _adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118 - a file is no mapping
-                yield name.removeprefix(_PEFT), file.get_tensor(name).to(torch.float32)
+                yield name, file.get_tensor(name)
     except (OSError, *UNREADABLE) as exc:
         raise CheckpointError(f"{path}: cannot be read as safetensors: {exc}") from exc

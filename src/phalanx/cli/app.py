@@ -111,8 +111,14 @@ PANELS: dict[str, dict[str, tuple[Callable[..., object], str] | typer.Typer]] = 
     },
     "Parties of a run": {
         "invite": (invite, "Example: phalanx invite run.toml --name alice --host owner.example.org"),
-        "join": (join, "Examples: phalanx join phx1-...; phalanx join phx1-... --train train.csv --test test.csv"),
-        "peers": (peers, "Examples: phalanx peers runs/first; phalanx peers runs/first --revoke alice --reason stolen"),
+        "join": (
+            join,
+            "Example: phalanx join phx1-...\n\nExample: phalanx join phx1-... --train train.csv --test test.csv",
+        ),
+        "peers": (
+            peers,
+            "Example: phalanx peers runs/first\n\nExample: phalanx peers runs/first --revoke alice --reason stolen",
+        ),
         "worker": (worker, _example_of(worker)),
         "masked-worker": (masked_worker, _example_of(masked_worker)),
         "rollout-worker": (rollout_worker, _example_of(rollout_worker)),
@@ -134,7 +140,7 @@ PANELS: dict[str, dict[str, tuple[Callable[..., object], str] | typer.Typer]] = 
     "Serve": {
         "serve": (
             serve,
-            "Example: phalanx serve runs/first --access access\n\n"
+            "Example: phalanx keys create --owner alice && phalanx serve runs/first --name first\n\n"
             "Example: phalanx serve models/base --name base --adapter notes=adapters/notes --port 0 --json\n\n"
             "Example: phalanx serve runs/first --host 0.0.0.0 --certificate server.pem --private-key server.key\n\n"
             "Example: phalanx serve models/base --stages stages.toml",

@@ -66,7 +66,10 @@ def own(enclave_file: Annotated[Path, _FILE]) -> None:
     serve_owner(load_config(enclave_file, EnclaveOwnerConfig))
 
 
-enclave_app = typer.Typer(no_args_is_help=True, help="Evidence of trusted hardware: produce it, appraise it offline.")
+enclave_app = typer.Typer(
+    no_args_is_help=True,
+    help="Serve as the enclave of a run; produce evidence of trusted hardware, and appraise it offline.",
+)
 _EVIDENCE = typer.Argument(metavar="EVIDENCE", help="Evidence file, as written by pack.")
 
 

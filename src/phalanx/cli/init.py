@@ -92,7 +92,7 @@ _ASKED = {
 
 def _next_commands(kind: str, run_file: Path, workers: list[str]) -> list[str]:
     file, chosen = shlex.quote(str(run_file)), " ".join(f"--name {name}" for name in workers)
-    before = [f"phalanx invite {file} {chosen}  # prints the command for each machine"]
+    before = [f"phalanx invite {file} {chosen}  # prints a command for each; --host: your address"]
     return [
         *(before if kind == "remote" else ()),
         f"phalanx train {file} --dry-run",

@@ -19,7 +19,7 @@ def launch(
     sets: Sets = None,
     unsets: Unsets = None,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", metavar="DIR", help="Output directory of the owner; default runs/NAME.")
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="Output directory of the owner; default: runs/NAME.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run in the run directory, if there is one.")
@@ -37,7 +37,7 @@ def launch(
     ] = None,
     max_restarts: Annotated[
         int | None,
-        typer.Option("--max-restarts", min=0, help="Maximum restarts of the owner, or of all; default 3."),
+        typer.Option("--max-restarts", min=0, help="Maximum restarts of the owner, or of all; default: 3."),
     ] = None,
     nnodes: Annotated[
         str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="torchrun: number of machines, all of one operator.")

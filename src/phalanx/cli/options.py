@@ -8,14 +8,14 @@ import typer
 
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Override one key of the run file; may be repeated."),
+    typer.Option("--set", metavar="A.B=C", help="Override one key of the file; may be repeated."),
 ]
 Unsets = Annotated[
     list[str] | None,
-    typer.Option("--unset", metavar="A.B", help="Remove one key or section of the run file; may be repeated."),
+    typer.Option("--unset", metavar="A.B", help="Remove one key or section of the file; may be repeated."),
 ]
 
-RunDir = Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="Output directory; default runs/NAME.")]
+RunDir = Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="Output directory; default: runs/NAME.")]
 
 
 def overrides_of(sets: Sequence[str] | None, unsets: Sequence[str] | None) -> list[str]:

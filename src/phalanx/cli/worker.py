@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 def worker(
     worker_file: Annotated[Path, typer.Argument(metavar="WORKER.toml", help="Worker file.")],
 ) -> Answer:
-    """Join a run as a worker, until the owner ends the run."""
+    """Join a run as a worker, until the owner ends the run.
+
+    A machine that was invited uses `phalanx join TOKEN` instead, which makes its keys and its worker file first.
+    """
     from phalanx.pipeline.processes.fork_server import FORK_SERVER
     from phalanx.pipeline.worker.worker_file import read_worker
 

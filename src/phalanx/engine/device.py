@@ -1,8 +1,11 @@
 """The device that a process of a run computes on, looked for before anything is begun."""
 
 import importlib.metadata
+import re
 
 from phalanx.errors import ConfigError
+
+_DEVICE = re.compile(r"(cpu|cuda)(:[0-9]{1,3})?", re.ASCII)
 
 
 def check_build(device: str, where: str) -> None:
@@ -27,8 +30,10 @@ def check_device(device: str, where: str) -> None:
     """Refuse a device that torch does not find on this machine.
 
     Args:
-        device: "cpu" or "cuda", with or without a number.
+        device: "cpu" or "cuda", with or without a number; every other name is refused.
     """
+    if _DEVICE.fullmatch(device) is None:
+        raise _device_error(device, where, "is no device of Phalanx", '"cuda", "cuda:1" ...')
     check_build(device, where)
     if not device.startswith("cuda"):
         return

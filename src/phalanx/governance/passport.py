@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from phalanx.checkpoint.exported import digest_model, verify_export
+from phalanx.checkpoint.exported import digest_model
 from phalanx.checkpoint.manifest import MANIFEST_FILE, list_checkpoints
 from phalanx.config.text import parse_strict_json
 from phalanx.data.shards import SealKey, open_dataset
@@ -31,7 +31,7 @@ from phalanx.governance.statements import (
 from phalanx.models.directory import read_config
 from phalanx.security.crypto import load_identity
 from phalanx.serve import TextModel
-from phalanx.train import PastRun, export_run
+from phalanx.train import PastRun, export_run, verify_run_export
 from phalanx.train.records.lineage import dataset_of
 from phalanx.verifier import passport as form
 from phalanx.verifier.bundle import hash_members, write_bundle
@@ -182,7 +182,7 @@ class _PassportMaker:
         is_adapter = (directory / "adapter_model.safetensors").is_file()
         is_whole = is_adapter == (past.config.model.adapter is not None)
         if is_whole and past.final_weights_digest is not None:
-            weights = verify_export(directory, past.final_weights_digest, trains_adapter=is_adapter)
+            weights = verify_run_export(past, directory)
         else:
             weights = digest_weights(directory) if is_adapter else digest_model(directory)
         files = ModelFiles.from_directory(directory, directory.resolve().name)

@@ -32,6 +32,11 @@ def check_place(where: Path) -> None:
     place = checkpoint_place(where)
     directory = where if place is None else place[0]
     if not is_run(directory) and not (directory / "config.json").is_file():
+        if (directory / "adapter_config.json").is_file():
+            do = "give the run that trained it, or what `phalanx model merge` wrote of it and its model"
+            raise ModelError(f"{where}: is an adapter without its model; {do}").with_facts(
+                code="PHX-I030", file=str(where), found="adapter_config.json", expected="a run or a whole model", do=do
+            )
         raise ModelError(
             f"{where}: holds neither a run (config.toml) nor a model (config.json); give a run directory, a checkpoint "
             "in one, or a directory in the hub's layout"

@@ -190,7 +190,9 @@ class TextModel:
     def _chat_encoder(self) -> ChatEncoder:
         template_source = self._template
         if template_source is None:
-            raise ModelError(f"{self._where}: has no chat template; use a prompt, or a model that was tuned for chats")
+            raise ModelError(
+                f"{self._where}: has no chat template; give it a prompt, or take a model that was tuned for chats"
+            )
         if not self._tokenizer.is_fast:
             raise ModelError(f"{self._where}: has no tokenizer.json; `phalanx model import` makes one")
         # those of the tokenizer's class as well as those of its files

@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+from phalanx.engine.device import check_device
 from phalanx.errors import ModelError
 from phalanx.serve.place import check_place, checkpoint_place, is_run
 from phalanx.serve.text_model import TextModel
@@ -32,8 +33,9 @@ def open_text_model(
     Raises:
         ModelError: There is neither, or no model that can be run.
         CheckpointError: The run has no such checkpoint, or it is damaged.
-        ConfigError: The run needs code of the user's own, which may not be run.
+        ConfigError: The run needs code of the user's own, which may not be run, or this machine lacks the device.
     """
+    check_device(device, "device")
     place = checkpoint_place(where)
     if place is not None and step is None and not best:
         where, step = place

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         is_made as is_made,
     )
     from phalanx.train.records.trust import drill_result as drill_result
-    from phalanx.train.saving.run_export import export_run as export_run
+    from phalanx.train.saving.run_export import export_run as export_run, verify_run_export as verify_run_export
     from phalanx.train.setup.preflight import check_inputs as check_inputs, text_warnings as text_warnings
 
 

@@ -284,7 +284,7 @@ class _PassportReader:
                 require(corpora == [corpus] or is_described, f"gives the corpus {corpus}, but the log names {corpora}")
             findings.rows["data in the log"] = "every session drew from this dataset"
             if is_described:
-                findings.doubts.append("the log names a description of the corpus, and the dataset's signer that one")
+                findings.doubts.append("that the data come from the sources in the log is their signer's word")
         return manifest
 
     def _provenance(self) -> dict[str, Any] | None:

@@ -315,7 +315,7 @@ CAUSES: tuple[RunCause, ...] = (
     RunCause(
         "killed_party",
         "a party's process or machine is gone without a word: killed, or without power or network",
-        "phalanx peers RUN; start PARTY again",
+        "phalanx peers RUN; start PARTY again unless the run is complete",
         lambda f: _party_of(f.bodies_of("lost")),
     ),
     RunCause(

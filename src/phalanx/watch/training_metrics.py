@@ -340,7 +340,9 @@ class MetricsServer(Closeable):
         try:
             self._server = make_server("127.0.0.1", port, answer, _ThreadingServer, handler_class=_QuietHandler)
         except OSError as exc:
-            raise ConfigError(f"--prometheus: port {port} cannot be had ({exc.strerror}); choose another port") from exc
+            raise ConfigError(
+                f"--prometheus: port {port} cannot be listened on ({exc.strerror}); choose another port"
+            ) from exc
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()

@@ -85,7 +85,7 @@ def build(
     *,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="DIR", help="Output directory or address; default datasets/RECIPE."),
+        typer.Option("--out", metavar="DIR", help="Output directory or address; default: datasets/RECIPE."),
     ] = None,
     workers: Annotated[
         int | None,

@@ -127,7 +127,9 @@ def check(
     "--out fertility.svg"
 )
 def compare(
-    places: Annotated[list[Path], typer.Argument(metavar="A B...", help="Model directories, or tokenizer.json files.")],
+    places: Annotated[
+        list[Path], typer.Argument(metavar="DIR|FILE", help="Two or more: model directories, or tokenizer.json files.")
+    ],
     *,
     text: Annotated[list[Path], typer.Option("--text", metavar="PATH", help="Texts, as for check; may be repeated.")],
     field: Field = "text",

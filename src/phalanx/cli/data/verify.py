@@ -11,7 +11,7 @@ from phalanx.cli.data.options import KeyFile, Signer, open_given
 
 
 def verify(
-    directory: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Directory of a dataset.")] = None,
+    directory: Annotated[Path | None, typer.Argument(metavar="DIR", help="Directory of a dataset.")] = None,
     signer: Signer = None,
     key: KeyFile = None,
     proof: Annotated[

@@ -37,7 +37,7 @@ class PhaseName(StrEnum):
 
 
 def laptop(
-    texts: Annotated[list[Path], typer.Argument(metavar="TEXTS...", help="Files or folders of text.")],
+    texts: Annotated[list[Path], typer.Argument(metavar="TEXTS", help="Files or folders of text.")],
     *,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of all results.")] = Path("laptop"),
     minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="Time for everything; sets the sizes.")] = 30.0,

@@ -97,7 +97,7 @@ def convert(directory: Foreign, out: Out) -> Answer:
 def verify(
     directory: Source,
     origin: Annotated[
-        Path | None, typer.Argument(metavar="[RUN_DIR|MODEL_DIR]", help="What it is said to have been made from.")
+        Path | None, typer.Argument(metavar="RUN_DIR|MODEL_DIR", help="What it is said to have been made from.")
     ] = None,
     certificate: Annotated[
         Path | None,
@@ -111,17 +111,14 @@ def verify(
     """Compare a model or adapter with the digest that its run signed, or an export with its signed statement."""
     from phalanx.edge import STATEMENT_FILE
     from phalanx.errors import ConfigError
-    from phalanx.train import PastRun
+    from phalanx.train import PastRun, verify_run_export
 
     if (directory / STATEMENT_FILE).is_file() or signer is not None:
         return _verify_export(directory, origin, certificate, signer)
     if origin is None:
         raise ConfigError(f"{directory}: has no {STATEMENT_FILE}; name the run that is said to have made it")
-    from phalanx.checkpoint.exported import verify_export
-
     past = PastRun(origin, certificate)
-    adapter = past.config.model.adapter is not None
-    digest = verify_export(directory, past.final_weights_digest, trains_adapter=adapter)
+    digest = verify_run_export(past, directory)
     figures = {"verdict": "equal to the weights at the end of the run", "run": past.run_id, "digest": digest}
     print_figures(figures)
     return Answer(figures)

@@ -29,7 +29,9 @@ def invite(
         list[str] | None,
         typer.Option(help="Party to invite; may be repeated. Default: wait for those already invited."),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Name or address of this machine for the others.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Name or address by which the others reach this machine; default: its host name.")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; default: the port of the run.")] = None,
     expires: Annotated[str, typer.Option(help="Validity of the token: 30m, 24h, 7d.")] = "24h",
     wait: Annotated[bool, typer.Option(help="Wait here until all have joined.")] = True,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def peers(
     target: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR|RUN.toml|PKI_DIR", help="Run directory, or its authority.")
+        Path, typer.Argument(metavar="RUN_DIR|RUN.toml|PKI_DIR", help="Run directory, run file, or pki directory.")
     ],
     revoke: Annotated[
         str | None, typer.Option(metavar="NAME", help="Revoke this party's certificate, or its unused invitation.")

@@ -19,7 +19,7 @@ pki_app = typer.Typer(
 
 @pki_app.command(epilog="Example: phalanx pki init keys --days 365")
 def init(
-    directory: Annotated[Path, typer.Argument(help="New directory, best stored offline.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory, best stored offline.")],
     days: Annotated[int, typer.Option(help="Validity in days.")] = 365,
 ) -> Answer:
     """Make the authority that certifies all parties of a run."""
@@ -33,8 +33,8 @@ def init(
 
 @pki_app.command(epilog="Example: phalanx pki issue keys worker-1 --host gpu7.example.org --days 90")
 def issue(
-    directory: Annotated[Path, typer.Argument(help="Directory that init made.")],
-    name: Annotated[str, typer.Argument(help="Party name: a-z, 0-9 and hyphen.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that init made.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Party name: a-z, 0-9 and hyphen.")],
     host: Annotated[
         list[str] | None,
         typer.Option(help="Additional DNS name or address; may be repeated."),
@@ -58,7 +58,7 @@ pki_app.command(epilog="Example: phalanx pki sign keys request.csr --name alice"
 
 
 @pki_app.command(epilog="Example: phalanx pki show keys/worker-1/certificate.pem")
-def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> Answer:
+def show(file: Annotated[Path, typer.Argument(metavar="FILE", help="A certificate.")]) -> Answer:
     """Print the contents of a certificate; only the authority beside it, if any, is checked."""
     from phalanx.cli.console import print_line
     from phalanx.security.crypto import (

@@ -11,7 +11,7 @@ REQUEST_FILE = "request.csr"
 
 
 def request(
-    name: Annotated[str, typer.Argument(help="Party name: a-z, 0-9 and hyphen.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Party name: a-z, 0-9 and hyphen.")],
     directory: Annotated[Path | None, typer.Option("--dir", help="Directory of the keys; default: NAME.")] = None,
     authority: Annotated[
         Path | None, typer.Option(help="Certificate of the only authority that may sign; default: any authority.")
@@ -38,7 +38,7 @@ def request(
 
 
 def sign(
-    directory: Annotated[Path, typer.Argument(help="Directory that init made.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that init made.")],
     request_file: Annotated[Path, typer.Argument(metavar="REQUEST", help="Request that pki request wrote.")],
     name: Annotated[str | None, typer.Option(help="Party that you expect; required for the owner.")] = None,
     host: Annotated[

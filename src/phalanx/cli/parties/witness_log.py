@@ -19,7 +19,7 @@ Policy = Annotated[
     Path,
     typer.Option("--policy", metavar="FILE", help="Keys of logs and witnesses, and the quorum (C2SP tlog-policy)."),
 ]
-Origin = Annotated[str | None, typer.Option("--origin", metavar="NAME", help="Name of the log; else phalanx/RUN.")]
+Origin = Annotated[str | None, typer.Option("--origin", metavar="NAME", help="Name of the log; default: phalanx/RUN.")]
 Both = Annotated[bool, typer.Option("--both", help="Demand Ed25519 and ML-DSA-44 of the log, ML-DSA-44 of witnesses.")]
 
 
@@ -112,7 +112,7 @@ def compare_logs(
         str, typer.Argument(metavar="PLACE", help="Published log, one head, or a proof of two histories.")
     ],
     second: Annotated[
-        str | None, typer.Argument(metavar="[PLACE]", help="The same log as another reader has it.")
+        str | None, typer.Argument(metavar="PLACE", help="The same log as another reader has it.")
     ] = None,
     *,
     policy: Policy,

@@ -16,7 +16,7 @@ COMPARE_EPILOG = "Example: phalanx compare runs/first runs/second --out first-se
 
 
 def runs(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Directory of run directories.")] = Path("runs"),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of run directories.")] = Path("runs"),
     *,
     state: Annotated[
         str, typer.Option("--state", metavar="S", help="completed, interrupted, failed or unfinished.")
@@ -47,7 +47,7 @@ def runs(
 
 
 def compare(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR RUN_DIR...", help="Two to six run directories.")],
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR", help="Two to six run directories.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file of the page.")] = Path("compare.html"),
 ) -> Answer:
     """Compare runs: settings that differ, curves, figures, and which differences exceed noise."""

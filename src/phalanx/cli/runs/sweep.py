@@ -29,7 +29,7 @@ def sweep(
     sets: Sets = None,
     unsets: Unsets = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="Directory of the search; default runs/NAME.")
+        Path | None, typer.Option("--dir", metavar="DIR", help="Directory of the search; default: runs/NAME.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a search that was stopped.")] = False,
 ) -> Answer:

@@ -23,8 +23,10 @@ def deploy(
         str, typer.Option("--target", help="Kind of deployment: container, compose, kubernetes or systemd.")
     ],
     service: Annotated[str, typer.Option("--service", help="Service to deploy: serve or gateway.")] = "serve",
-    name: Annotated[str | None, typer.Option("--name", help="Name of the service.")] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", help="Kubernetes namespace.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the service; default: phalanx.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", help="Kubernetes namespace; default: phalanx.")
+    ] = None,
     image: Annotated[
         str | None, typer.Option("--image", metavar="NAME@sha256:DIGEST", help="Container image, pinned by its digest.")
     ] = None,
@@ -32,14 +34,30 @@ def deploy(
     model: Annotated[
         str | None, typer.Option("--model", help="Directory of the model; for Kubernetes the claim of its volume.")
     ] = None,
-    model_name: Annotated[str | None, typer.Option("--model-name", help="Id of the model for clients.")] = None,
-    access: Annotated[str | None, typer.Option("--access", help="Directory of keys, for compose.")] = None,
-    server_name: Annotated[str | None, typer.Option("--server-name", help="Host name in the TLS certificate.")] = None,
-    publish: Annotated[str | None, typer.Option("--publish", help="Address that compose listens on.")] = None,
-    port: Annotated[int | None, typer.Option("--port", min=1024, max=65535)] = None,
-    cpus: Annotated[int | None, typer.Option("--cpus", min=1, max=256)] = None,
-    memory_mib: Annotated[int | None, typer.Option("--memory-mib", min=256)] = None,
-    program: Annotated[str | None, typer.Option("--program", help="Path of phalanx, for systemd.")] = None,
+    model_name: Annotated[
+        str | None, typer.Option("--model-name", help="Id of the model for clients; default: model.")
+    ] = None,
+    access: Annotated[
+        str | None, typer.Option("--access", help="Directory of keys, for compose; default: ./access.")
+    ] = None,
+    server_name: Annotated[
+        str | None, typer.Option("--server-name", help="Host name in the TLS certificate; default: localhost.")
+    ] = None,
+    publish: Annotated[
+        str | None, typer.Option("--publish", help="Address that compose listens on; default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1024, max=65535, help="Port to listen on; default: 8443.")
+    ] = None,
+    cpus: Annotated[
+        int | None, typer.Option("--cpus", min=1, max=256, help="Processor cores, at most; default: 2.")
+    ] = None,
+    memory_mib: Annotated[
+        int | None, typer.Option("--memory-mib", min=256, help="Memory in MiB, at most; default: 4096.")
+    ] = None,
+    program: Annotated[
+        str | None, typer.Option("--program", help="Path of phalanx, for systemd; default: /opt/phalanx/bin/phalanx.")
+    ] = None,
     engine: Annotated[str | None, typer.Option("--engine", metavar="URL", help="Engine behind the gateway.")] = None,
     unsafe_plain_http: Annotated[
         bool, typer.Option("--unsafe-plain-http", help="Reach an engine elsewhere without TLS: texts can be read.")

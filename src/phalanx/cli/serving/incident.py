@@ -172,10 +172,10 @@ def report(
 )
 def exercise(
     playbook: Annotated[
-        str | None, typer.Argument(metavar="[PLAYBOOK]", help="A name, or a .toml file; none lists the names.")
+        str | None, typer.Argument(metavar="PLAYBOOK", help="A name, or a .toml file; none lists the names.")
     ] = None,
     where: Annotated[
-        Path | None, typer.Argument(metavar="[RUN_DIR|DIR]", help="What the server of the exercise serves.")
+        Path | None, typer.Argument(metavar="RUN_DIR|DIR", help="What the server of the exercise serves.")
     ] = None,
 ) -> Answer:
     """Run a playbook against a server process of its own and say what worked; your servers and keys are not touched."""

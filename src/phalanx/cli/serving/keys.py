@@ -25,7 +25,7 @@ AccessDir = Annotated[
 ]
 OperatorHome = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Directory of the key that signs; default operator in the access directory."),
+    typer.Option(metavar="DIR", help="Directory of the key that signs; default: operator in --access."),
 ]
 
 
@@ -44,17 +44,19 @@ def create(
         list[str] | None, typer.Option(help="Client addresses that may use it, such as 10.0.0.0/8; may be repeated.")
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Days until it expires.")] = 90,
-    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Limit in any 60 seconds; default 60.")] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=0, help="Limit in any 60 seconds; default: 60.")
+    ] = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(min=0, help="Limit in any 60 seconds; default 100000.")
+        int | None, typer.Option(min=0, help="Limit in any 60 seconds; default: 100000.")
     ] = None,
     requests_per_month: Annotated[
-        int | None, typer.Option(min=0, help="Limit in a calendar month, UTC; default 100000.")
+        int | None, typer.Option(min=0, help="Limit in a calendar month, UTC; default: 100000.")
     ] = None,
     tokens_per_month: Annotated[
-        int | None, typer.Option(min=0, help="Limit in a calendar month, UTC; default 10000000.")
+        int | None, typer.Option(min=0, help="Limit in a calendar month, UTC; default: 10000000.")
     ] = None,
-    concurrency: Annotated[int | None, typer.Option(min=0, help="Requests at the same time; default 8.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=0, help="Requests at the same time; default: 8.")] = None,
     may_skip_mark: Annotated[bool, typer.Option(help="Allow requests for text without a mark.")] = False,
     secret_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="New file, readable by you only, instead of the terminal.")

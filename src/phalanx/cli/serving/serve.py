@@ -20,7 +20,9 @@ def serve(
     access: Annotated[
         Path, typer.Option("--access", metavar="DIR", help="Directory of keys, budgets and the log.")
     ] = Path("access"),
-    name: Annotated[str | None, typer.Option("--name", help="Id of the model for clients; default its folder.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Id of the model for clients; default: its folder.")
+    ] = None,
     model: Annotated[
         list[str] | None, typer.Option("--model", metavar=_Named, help="A further model; may be repeated.")
     ] = None,

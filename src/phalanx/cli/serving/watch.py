@@ -23,7 +23,7 @@ WATCH_EPILOG = (
 
 
 def watch(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories, running or not.")],
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR", help="Run directories, running or not.")],
     *,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page on loopback; 0: any free one.")] = 0,
     no_page: Annotated[bool, typer.Option("--no-page", help="No page: metrics and alerts alone.")] = False,

@@ -56,7 +56,7 @@ def write_public(path: Path, data: bytes) -> None:
         raise CertificateError(f"{path}: cannot be written ({exc.strerror})") from exc
 
 
-def read_private(path: Path, made_by: str = "phalanx pki issues it") -> bytes:
+def read_private(path: Path, made_by: str = "`phalanx invite` or `phalanx pki` makes it") -> bytes:
     """Read a key file; `made_by` tells where a missing one comes from.
 
     Raises:
@@ -67,7 +67,7 @@ def read_private(path: Path, made_by: str = "phalanx pki issues it") -> bytes:
 
 def read_public(path: Path) -> bytes:
     """Read a certificate file."""
-    return _read_file(path, "phalanx pki issues it", private=False)
+    return _read_file(path, "`phalanx invite` or `phalanx pki` makes it", private=False)
 
 
 def _read_file(path: Path, made_by: str, *, private: bool) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
-from phalanx.errors import KeyFileError, RollbackError
+from phalanx.errors import ConfigError, KeyFileError, RollbackError
 from phalanx.security.crypto import (
     Identity,
     Peer,
@@ -115,9 +115,16 @@ class KeyStore:
 
     @classmethod
     def create(cls, directory: Path, *, operator_home: Path | None = None) -> Self:
-        """Make the directory with an operator's key and no API keys."""
+        """Make the directory with an operator's key and no API keys.
+
+        Raises:
+            ConfigError: The directory cannot be made.
+        """
         home = operator_home or directory / OPERATOR_HOME
-        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        try:
+            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise ConfigError(f"{directory}: cannot be made ({exc.strerror}); give another --access") from exc
         identity = make_signer(home, directory / OPERATOR_FILE, "operator")
         write_key_file(directory / KEYS_FILE, identity, KeyFile())
         return cls(directory, identity.public, home)

@@ -200,7 +200,8 @@ def bind_socket(listen: ListenConfig) -> socket.socket:
     except OSError as exc:
         sock.close()
         raise ConfigError(
-            f"listen: {listen.host} port {listen.port} cannot be had ({exc.strerror}); choose another port"
+            f"listen: {listen.host} port {listen.port} cannot be listened on ({exc.strerror}); "
+            "choose another --port or --host"
         ) from exc
     return sock
 

@@ -213,7 +213,10 @@ class HostedModel:
     def _encode_chat(self, request: GenerationRequest) -> tuple[int, ...]:
         tools = [tool.for_template() for tool in request.tools] if request.tool_choice != "none" else []
         if not self.text_model.has_template:
-            message = f"{request.model}: has no chat template; use a prompt, or a model that was tuned for chats"
+            message = (
+                f"{request.model}: has no chat template and takes no messages; send `prompt` to /v1/completions, or "
+                "ask a model that was tuned for chats"
+            )
             raise BadRequestError(message, "messages")
         with self._turn:
             if tools and self.tool_format is None:

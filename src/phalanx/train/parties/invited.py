@@ -37,11 +37,18 @@ def invited_to(
         writers = set(run.rollouts.remote_workers)
         if writers and (names or not run.certified_elsewhere) and writers.issuperset(names):
             return _writer_terms(run, run.rollouts, target)
-    unknown = [name for name in names if name not in run.certified_elsewhere]
-    if not isinstance(run, PipelineRun) or run.pki is None or unknown or not run.pipeline.transport.port:
+    if not isinstance(run, PipelineRun):
         raise ConfigError(
-            f"{target}: needs pipeline.pki, a fixed pipeline.transport.port and pipeline.remote_workers or may_join "
-            f"with {', '.join(unknown) or 'its workers'}"
+            f"{target}: has no parties to invite; those of [pipeline] and [split] and the workers of [rollouts] can be"
+        )
+    missing = [] if run.pipeline.transport.port else ["a fixed pipeline.transport.port"]
+    unknown = [name for name in names if name not in run.certified_elsewhere]
+    missing += [f"{name} in pipeline.remote_workers or pipeline.may_join" for name in unknown]
+    if run.pki is None:
+        missing.insert(0, "pipeline.pki, the directory of the authority")
+    if run.pki is None or missing:
+        raise ConfigError(f"{target}: does not have {'; nor '.join(missing)}; add it to invite machines").with_facts(
+            file=str(target), key="pipeline", found="none", expected=missing[0], do="add it to invite machines"
         )
     return Path(run.pki), run.pipeline.transport.bind, of_workers(run)
 

@@ -90,5 +90,7 @@ def _find_directories(target: Path) -> tuple[Path, Path | None]:
     run_dir = target if is_run_dir else default_directory(run)
     pki = run_dir / "pki" if run.pki is None else Path(run.pki)
     if not (pki / "authority.pem").exists():
-        raise ConfigError(f"{target}: has no parties with certificates; {pki / 'authority.pem'} is missing")
+        raise ConfigError(
+            f"{target}: has no parties with certificates yet; `phalanx invite` makes {pki / 'authority.pem'}"
+        )
     return pki, run_dir

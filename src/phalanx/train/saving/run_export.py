@@ -1,12 +1,16 @@
 """A run's checkpoint, verified, as a model directory in the hub's layout."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor
+
 from phalanx.checkpoint import Checkpoint
-from phalanx.checkpoint.export import RunTokenizer, export_model
+from phalanx.checkpoint.export import RunTokenizer, export_model, read_trained
+from phalanx.checkpoint.export_adapter import peft_files
+from phalanx.checkpoint.exported import verify_export
 from phalanx.checkpoint.kept_model import check_kept, open_kept
 from phalanx.data import prepare_corpus
 from phalanx.models import ModelSource, open_model
@@ -46,6 +50,25 @@ def export_run(
         tokenizer = replace(of_run, mask_token=mask_token_of(config.train.objective))
         export_model(checkpoint, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
     return checkpoint.step
+
+
+def verify_run_export(past: PastRun, directory: Path) -> str:
+    """Compare a directory that `export_run` wrote with the end of its run; return the digest that the run signed.
+
+    Raises:
+        CheckpointError: The run has not ended, or the directory holds other tensors than the run trained.
+        VerificationError: The weights are not those of the run's end.
+    """
+    adapter = past.config.model.adapter
+    if adapter is None:
+        return verify_export(directory, past.final_weights_digest, None)
+
+    def read_adapter() -> Mapping[str, Tensor]:
+        checkpoint = past.open_verified()
+        with _open_model(past.config, past, checkpoint) as (source, _):
+            return peft_files(read_trained(checkpoint), source, adapter)[1]
+
+    return verify_export(directory, past.final_weights_digest, read_adapter)
 
 
 @contextlib.contextmanager

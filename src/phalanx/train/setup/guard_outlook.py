@@ -93,10 +93,29 @@ def outlook_rows(odds: list[DetectionOdds]) -> list[dict[str, str]]:
             "found after": "-" if finding.expected_steps is None else f"{finding.expected_steps:.1f} steps",
             "99.9 % within": "never" if finding.certain_steps is None else f"{finding.certain_steps} steps",
             "then undone": "yes" if finding.is_undone else "no",
-            "1 lying step in all slips through": f"{100 * finding.slip_probability(1):.1f} %",
+            "missed if it lies in one step only": f"{100 * finding.slip_probability(1):.1f} %",
         }
         for finding in odds
     ]
+
+
+def short_run_note(odds: list[DetectionOdds], steps: int) -> str | None:
+    """Name the chance that a run ends before its guard finds a lie; None where the run is long enough for all of them.
+
+    Args:
+        odds: A stage that lies in every step.
+        steps: Of the run; 0 where epochs decide.
+    """
+    if not steps:
+        return None
+    late = [finding for finding in odds if finding.certain_steps is None or finding.certain_steps > steps]
+    if not late:
+        return None
+    missed = max(finding.slip_probability(steps) for finding in late)
+    return (
+        f"this run is short: with {steps} steps it ends before some of these lies are found, with a chance of up to "
+        f"{100 * missed:.1f} %, and such a lie stays in its weights; a stricter guard.preset or more steps lower that"
+    )
 
 
 def idle_guard_warning(run: StagedRun) -> str | None:

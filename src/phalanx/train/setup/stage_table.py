@@ -20,6 +20,7 @@ from phalanx.train.setup.guard_outlook import (
     preset_rows,
     price_note,
     second_shadow_note,
+    short_run_note,
 )
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.shown_config import shown_config
@@ -185,7 +186,8 @@ def _guard_notes(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSou
         tuple(presets[0]), [tuple(row.values()) for row in presets], title="presets for this run", left=("preset",)
     )
     second = None if size is None else second_shadow_note(run, size)
-    return [table, choice, price_note(run.guard, expected[1]), *([] if second is None else [second])]
+    notes = [short_run_note(expected[0], run.train.steps), price_note(run.guard, expected[1]), second]
+    return [table, choice, *(note for note in notes if note is not None)]
 
 
 def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:
