@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from shard_vectors import SIGNER, on_page, vectors
 
 from phalanx.data.shards import fingerprint_of
-from phalanx.verifier.forms import RefusedError, canonical, in_domain, require
+from phalanx.verifier.forms import RefusedError, canonical, in_domain, require, sha256
 from phalanx.verifier.shards import DatasetReader, check_proof
 
 PAGE = on_page()
@@ -54,6 +54,37 @@ def test_the_second_reader_refuses_a_flipped_byte(home: Path, name: str) -> None
     with pytest.raises(RefusedError):
         reader = DatasetReader(home, FINGERPRINT)
         reader.check_all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "message"),
+    [
+        ("files", "./tokenizer.json", "a second name"),
+        ("files", "/etc/hostname", "is outside"),
+        ("parts", "", "a part is there twice"),
+    ],
+)
+def test_a_signer_cannot_have_one_file_read_again_and_again(home: Path, rows: str, name: str, message: str) -> None:
+    """A manifest of 64 MiB can name each file half a million times."""
+    body = json.loads((home / "dataset.json").read_bytes())["body"]
+    if name:
+        body[rows][name] = {"size_bytes": 0, "sha256": "0" * 64}
+    else:
+        body[rows].append({**body[rows][0], "documents": 0, "tokens": 0})
+    parts = [[part["group"], part["split"]] for part in body["parts"]]
+    index = {"dataset": sha256(canonical(body)), "documents": body["documents"], "index": body["index"]["root"]}
+
+    def sign(domain: str, value: object) -> str:
+        return SIGNER.sign_data(in_domain(domain, canonical(value))).hex()
+
+    signatures = {
+        "signature": sign("dataset-manifest/1", body),
+        "index_signature": sign("dataset-index/1", {**index, "parts": parts}),
+    }
+    (home / "dataset.json").write_bytes(canonical({"body": body, "signer": FINGERPRINT, **signatures}))
+
+    with pytest.raises(RefusedError, match=message):
+        DatasetReader(home, FINGERPRINT).check_all()
 
 
 def test_the_second_reader_checks_proofs_of_presence_and_of_absence() -> None:

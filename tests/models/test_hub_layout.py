@@ -10,7 +10,17 @@ from planned_models import MIXTURES, NO_WINDOWS, OTHERWISE, PLANNED
 from safetensors.torch import load_file, save_file
 from test_encoder_decoder import ARCHITECTURES as T5
 from test_encoders import ARCHITECTURES as ENCODERS
-from tiny_models import ARCHITECTURES, VOCAB, Held, build_all, chain, some_ids, with_own_memory, without_dropout
+from tiny_models import (
+    ARCHITECTURES,
+    VOCAB,
+    Held,
+    build_all,
+    chain,
+    edit_config,
+    some_ids,
+    with_own_memory,
+    without_dropout,
+)
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -277,3 +287,11 @@ def test_the_mask_of_a_run_is_that_of_its_objective():
     assert mask_token_of("masked") == "[MASK]"
     assert mask_token_of(MaskedSettings(kind="masked", mask_token="<hide>")) == "<hide>"
     assert mask_token_of("causal_lm") is None
+
+
+def test_more_experts_than_the_files_have_take_no_memory(experts):
+    _, directory = experts
+    edit_config(directory, num_local_experts=2**40)
+
+    with pytest.raises(ModelError, match=r"experts\.4\.gate_proj\.weight' is missing"):
+        stages_in_use(ModelSource(directory))

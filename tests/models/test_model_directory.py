@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from phalanx.errors import ModelError
-from phalanx.models.directory import check_family, check_header
+from phalanx.models.directory import check_family, check_header, read_config
 
 
 @pytest.fixture
@@ -88,3 +88,11 @@ def test_more_layers_than_anybody_builds_are_refused():
     with pytest.raises(ModelError, match="num_hidden_layers: found 1000000000; expected 10000 at most"):
         check_family({"model_type": "llama", "num_hidden_layers": 10**9}, "m/config.json")
     check_family({"model_type": "llama", "num_hidden_layers": 10_000}, "m/config.json")
+
+
+@pytest.mark.parametrize("described", [{"num_labels": 10_001}, {"text_config": {"num_hidden_layers": 10_001}}])
+def test_counts_of_a_config_are_bounded_where_it_is_read(tmp_path, described):
+    (tmp_path / "config.json").write_text(json.dumps(described))
+
+    with pytest.raises(ModelError, match=r"config\.json.*: found 10001; expected 10000 at most"):
+        read_config(tmp_path)

@@ -206,6 +206,32 @@ def test_a_wrong_shape_is_refused(directory):
         build(ModelSource(directory), 2, 1)
 
 
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        (
+            {"vocab_size": 2**40},
+            r"'model\.embed_tokens\.weight' has shape \[61, 32\]; config\.json says \[10995",
+        ),
+        (
+            {"intermediate_size": 2**40},
+            r"gate_proj\.weight' has shape \[48, 32\]; config\.json says \[10995",
+        ),
+        ({"num_hidden_layers": 2000}, "config.json: claims 2000 layers; the safetensors beside it hold 39 tensors"),
+        ({"num_hidden_layers": 20_000}, "num_hidden_layers: found 20000; expected 10000 at most"),
+        ({"num_labels": 20_000}, "num_labels: found 20000; expected 10000 at most"),
+        ({"head_dim": 2**40}, "head_dim: found 1099511627776; expected 1 to 65536"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1e12}}, "partial_rotary_factor: found"),
+    ],
+)
+def test_sizes_that_the_files_do_not_have_are_refused_before_there_is_memory(directory, claims, message):
+    """No machine has so much: what asked for it was an error of torch's, and a smaller claim took the memory."""
+    edit_config(directory, **claims)
+
+    with pytest.raises(ModelError, match=message):
+        build(ModelSource(directory), 2, 0)
+
+
 def test_whole_numbers_are_refused(directory):
     rewrite(directory, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}))
 

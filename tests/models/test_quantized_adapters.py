@@ -6,14 +6,26 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from tiny_models import Held, build_all, chain, disturbed, lm_loss, named, some_ids, tiny_source, trained, whole_model
+from tiny_models import (
+    Held,
+    build_all,
+    chain,
+    disturbed,
+    edit_config,
+    lm_loss,
+    named,
+    some_ids,
+    tiny_source,
+    trained,
+    whole_model,
+)
 
 from phalanx.checkpoint.export import export_model
 from phalanx.config import digest_config
 from phalanx.config.extras import has_bitsandbytes
 from phalanx.data.preferences import PairCorpus, PairRows
 from phalanx.errors import ConfigError, ModelError
-from phalanx.models import LoraConfig, ModelConfig, StageSpec, build_empty_stage, stage_table
+from phalanx.models import LoraConfig, ModelConfig, ModelSource, StageSpec, build_empty_stage, stage_table
 from phalanx.models.adapters.quantized import QuantizedLinear, quantized_layers
 from phalanx.train.batches.reference import ReferenceModel
 
@@ -72,6 +84,16 @@ def test_zeros_stay_zeros_and_what_is_no_number_is_refused(kind):
     for wrong in (torch.full((3, 64), torch.nan), torch.zeros(64, 3)):
         with pytest.raises(ModelError, match="expected finite numbers"):
             layer.quantize_values(wrong)
+
+
+@NEEDS_QUANT
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_matrix_that_the_files_do_not_have_so_wide_takes_no_memory(tmp_path, kind):
+    source = tiny_source("llama", tmp_path)
+    edit_config(source.directory, intermediate_size=2**40)
+
+    with pytest.raises(ModelError, match=r"gate_proj\.weight' has shape \[48, 32\]; config\.json says \[10995"):
+        build_all(ModelSource(source.directory), 2, adapter=adapter(kind))
 
 
 @NEEDS_QUANT

@@ -94,6 +94,11 @@ def test_weights_that_do_not_fit_are_refused(policy):
         PolicyModel.from_policy(RolloutPolicy(policy.config, tensors))
 
 
+def test_a_config_that_claims_more_than_the_weights_takes_no_memory(policy):
+    with pytest.raises(ModelError, match=r"policy: .* is torch\.float32.*, expected torch\.float32\[1099511627776, "):
+        PolicyModel.from_policy(RolloutPolicy({**policy.config, "vocab_size": 2**40}, policy.tensors))
+
+
 def test_one_changed_bit_of_a_weight_is_another_policy(policy):
     tensors = {name: one.clone() for name, one in policy.tensors.items()}
     first = next(iter(tensors.values()))

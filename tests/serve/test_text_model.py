@@ -159,6 +159,26 @@ def test_a_tokenizer_of_another_model_is_refused(directory, tmp_path):
         TextModel(copy)
 
 
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        ({"vocab_size": 2**40}, r"config\.json: claims [0-9]+ numbers; the safetensors beside it hold 6[0-9]+"),
+        ({"n_layer": 3}, r"config\.json: claims [0-9]+ numbers; the safetensors beside it hold 6[0-9]+"),
+        ({"n_layer": 2000}, r"config\.json: claims 2000 layers; the safetensors beside it hold 28 tensors"),
+        ({"vocab_size": 2**40, "quantization_config": {}}, r"config\.json: claims [0-9]+ numbers"),
+        ({"n_embd": "x"}, "transformers cannot build it|no model that can write texts"),
+    ],
+)
+def test_a_config_that_claims_more_than_the_files_hold_takes_no_memory(directory, tmp_path, claims, message):
+    """transformers took the memory first, and drew the layers that the files lack."""
+    copy = changed(directory, tmp_path)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | claims))
+
+    with pytest.raises(ModelError, match=message):
+        TextModel(copy)
+
+
 def test_damaged_weights_are_named_and_write_nothing(directory):
     model = TextModel(directory)
     with torch.no_grad():

@@ -8,9 +8,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from phalanx.governance.passport import hash_members, write_bundle
 from phalanx.governance.statements import ReleaseSigner
 from phalanx.security.crypto import Identity
-from phalanx.verifier.bundle import BLOCK, SEAL, hash_members, make_header, read_bundle, write_bundle
+from phalanx.verifier.bundle import BLOCK, SEAL, make_header, read_bundle
 from phalanx.verifier.forms import canonical, digest, in_domain, merkle_root, sha256
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "passport"

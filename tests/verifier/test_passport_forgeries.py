@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from phalanx.governance.passport import hash_members, write_bundle
 from phalanx.governance.statements import ModelFiles
 from phalanx.security.crypto import Identity
-from phalanx.verifier.bundle import SEAL, hash_members, write_bundle
+from phalanx.verifier.bundle import SEAL
 from phalanx.verifier.forms import RefusedError, canonical, digest, in_domain, sha256
 from phalanx.verifier.passport import verify_passport
 from phalanx.verifier.statement import digest_weights

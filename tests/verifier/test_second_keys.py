@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey
 
+from phalanx.governance.passport import hash_members, write_bundle
 from phalanx.governance.statements import ReleaseSigner
 from phalanx.security.crypto import Identity, create_authority, issue_certificate, load_identity
-from phalanx.verifier.bundle import SEAL, hash_members, read_bundle, write_bundle
+from phalanx.verifier.bundle import SEAL, read_bundle
 from phalanx.verifier.forms import RefusedError, canonical, digest, in_domain, sha256
 from phalanx.verifier.passport import verify_passport
 

@@ -34,7 +34,7 @@ from phalanx.serve import TextModel
 from phalanx.train import PastRun, export_run, verify_run_export
 from phalanx.train.records.lineage import dataset_of
 from phalanx.verifier import passport as form
-from phalanx.verifier.bundle import hash_members, write_bundle
+from phalanx.verifier.bundle import BLOCK, SEAL, make_header
 from phalanx.verifier.forms import Member, RefusedError
 from phalanx.verifier.kinds import EXPORT_FILE
 from phalanx.verifier.log import LogFindings, read_owner, read_summary_head, verify_log
@@ -303,3 +303,20 @@ def _plain_name(text: str) -> str:
 
 def _hash_bytes(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def write_bundle(path: Path, members: Mapping[str, bytes], seal: bytes) -> None:
+    """Write a bundle; where it breaks off, a part of the file is left.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    with path.open("wb") as file:
+        for name, content in [*sorted(members.items()), (SEAL, seal)]:
+            file.write(make_header(name, len(content)) + content + b"\0" * (-len(content) % BLOCK))
+        file.write(b"\0" * 2 * BLOCK)
+
+
+def hash_members(members: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the SHA-256 of each member that is to be sealed, in the order of the bundle."""
+    return {name: hashlib.sha256(content).hexdigest() for name, content in sorted(members.items())}

@@ -1,7 +1,7 @@
 """Stages made from a model directory, or empty ones made from the config alone."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -53,33 +53,45 @@ def build_stage(
             missing, or an adapter target does not exist.
     """
     stage = meta_stage(source.hub_config, spec, adapter, attention, activation_checkpointing)
-    _materialise_stage(stage, device)
-    targets: dict[str, Tensor] = {}
     values, packed = _given_values(source, adapter), quantized_layers(stage)
+    # sizes are the config's claim, and the config may be a stranger's: no memory before the files have them too
+    source.check_shapes(_stored_parameters(stage, source, values))
+    source.check_shapes({name: torch.empty(layer.file_shape, device="meta") for name, layer in packed.items()})
+    _materialise_stage(stage, device)
     for name, layer in packed.items():
         # one matrix after the other: no more than one is in memory as it was
         layer.quantize_values(source.read_tensor(name))
-    quantized_ids = {id(value) for layer in packed.values() for value in (layer.weight, layer.absmax)}
+    targets = _stored_parameters(stage, source, values)
     for name, parameter in stage.all_parameters().items():
-        if id(parameter) in quantized_ids:
-            continue
         if name in values:
             parameter.detach().copy_(values[name])
         elif is_adapter(name):
             draw_adapter(name, parameter.detach(), seed)
-        elif name == SCORE_WEIGHT and not source.has_tensor(name):
+        elif name == SCORE_WEIGHT and name not in targets:
             draw_score(name, parameter.detach(), seed)
-        else:
-            targets[name] = parameter.detach()
     if stage.ties_head and spec.is_last:
         source.check_tied()
-    if stage.ties_head and stage.family.head_weight in targets:
-        targets[stage.family.embedding_weight] = targets.pop(stage.family.head_weight)
     source.load_into(targets)
     choose_rows(stage)
     if isinstance(adapter, LoraConfig) and not values:
         set_magnitudes(stage)
     return stage
+
+
+def _stored_parameters(stage: StageModule, source: ModelSource, given: Collection[str]) -> dict[str, Tensor]:
+    """Return the parameters that the model's files fill as they are, by name; a tied head by its embedding's."""
+    quantized_ids = {id(value) for layer in quantized_layers(stage).values() for value in (layer.weight, layer.absmax)}
+    stored = {
+        name: parameter.detach()
+        for name, parameter in stage.all_parameters().items()
+        if id(parameter) not in quantized_ids
+        and name not in given
+        and not is_adapter(name)
+        and (name != SCORE_WEIGHT or source.has_tensor(name))
+    }
+    if stage.ties_head and stage.family.head_weight in stored:
+        stored[stage.family.embedding_weight] = stored.pop(stage.family.head_weight)
+    return stored
 
 
 def _given_values(source: ModelSource, adapter: AdapterConfig | None) -> dict[str, Tensor]:

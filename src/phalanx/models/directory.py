@@ -73,9 +73,7 @@ def describe_model(config: ModelConfig) -> Mapping[str, Any] | None:
 
 def check_family(described: Mapping[str, Any], where: str) -> None:
     """Refuse a model that no rule cuts into stages, or that claims more layers than anybody builds."""
-    for key, value in described.items():
-        if "layer" in key and type(value) is int and value > MAX_LAYERS:
-            raise ModelError(f"{where}: {key}: found {value!r:.40}; expected {MAX_LAYERS} at most")
+    check_counts(described, where)
     model_type = described.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         experts = any("expert" in key for key in described)
@@ -114,6 +112,15 @@ def check_header(path: Path) -> None:
         )
 
 
+def check_counts(described: Mapping[str, Any], where: str) -> None:
+    """Refuse more layers or labels than anybody builds: transformers makes these one by one, before any weight."""
+    for key, value in described.items():
+        if isinstance(value, Mapping):
+            check_counts(value, f"{where}: {key}")
+        if ("layer" in key or key == "num_labels") and type(value) is int and value > MAX_LAYERS:
+            raise ModelError(f"{where}: {key}: found {value!r:.40}; expected {MAX_LAYERS} at most")
+
+
 def model_directory(path: str, key: str = "model.path") -> Path:
     """Return the directory of a model.
 
@@ -145,7 +152,7 @@ def model_directory(path: str, key: str = "model.path") -> Path:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read a directory's config.json."""
+    """Read a directory's config.json, and refuse counts that `check_counts` does."""
     path = directory / "config.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -171,6 +178,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         ) from exc
     if not isinstance(data, dict):
         raise ModelError(f"{path}: found a {type(data).__name__}; expected an object")
+    check_counts(data, str(path))
     return data
 
 

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from phalanx.config import canonical_json, resolve_kind, unfit_code_error, users_traceback
 from phalanx.errors import ConfigError, ModelError
 from phalanx.models.config_keys import unknown_key
+from phalanx.models.directory import check_counts
 from phalanx.models.family import Family
 from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
@@ -52,6 +53,9 @@ TRANSFORMERS_REFUSALS = (
     TypeError,
     ValueError,
 )
+
+_MAX_HEAD_DIM = 2**16
+"""Numbers of one head; rotary tables are made of it, whatever the weights are."""
 
 # where a config was once loaded from is private
 _LOCAL_KEYS = ("_name_or_path", "_model_name_or_path")
@@ -141,6 +145,7 @@ def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool =
         refuse_unknown: Refuse keys that the family does not know; transformers takes them in silence.
     """
     family = family_of(data.get("model_type"), where)
+    check_counts(data, where)
     config_class = CONFIG_MAPPING[family.model_type]
     if refuse_unknown:
         known_keys = {field.name for field in dataclasses.fields(config_class)}
@@ -235,6 +240,7 @@ def _check_config(config: Any, family: Family, where: str) -> None:
             f"{where}: hidden_size {config.hidden_size} is no multiple of "
             f"{config.num_attention_heads} attention heads; change one of them"
         )
+    _check_rotary(config, where)
     if not getattr(config, "is_causal", True):
         raise ModelError(f"{where}: is_causal = false: a language model must not see the future; set it to true")
     if getattr(config, "quantization_config", None) is not None:
@@ -242,3 +248,16 @@ def _check_config(config: Any, family: Family, where: str) -> None:
     objection = family.find_objection(config)
     if objection is not None:
         raise ModelError(f"{where}: {objection}")
+
+
+def _check_rotary(config: Any, where: str) -> None:
+    """Refuse sizes of rotary tables beyond any head: no weight has them, so that no file could bear them out."""
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim is not None and not (type(head_dim) is int and 1 <= head_dim <= _MAX_HEAD_DIM):
+        raise ModelError(f"{where}: head_dim: found {head_dim!r:.40}; expected 1 to {_MAX_HEAD_DIM}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    # one for each type of layer, where layers differ
+    for table in (rope, *rope.values()):
+        share = table.get("partial_rotary_factor") if isinstance(table, dict) else None
+        if share is not None and not (type(share) in (int, float) and 0 <= share <= 1):
+            raise ModelError(f"{where}: partial_rotary_factor: found {share!r:.40}; expected a number from 0 to 1")

@@ -101,6 +101,12 @@ class ModelSource:
         self.tokenizer_path = find_tokenizer(directory, cache_dir) if cache_dir else path if path.is_file() else None
         ties_head = self.family.ties_head(self.hub_config)
         self._weights = WeightFiles(directory, self.family, ties_head=ties_head, weightless=weightless)
+        layers = self.family.num_layers(self.hub_config)
+        if not weightless and layers > self._weights.num_tensors:
+            raise ModelError(
+                f"{directory}/config.json: claims {layers} layers; the safetensors beside it hold "
+                f"{self._weights.num_tensors} tensors"
+            )
 
     @property
     def hub_config_dict(self) -> dict[str, Any]:
@@ -195,6 +201,10 @@ class ModelSource:
     def load_into(self, wanted: Mapping[str, Tensor]) -> None:
         """Fill tensors from the files, converting to their dtype and device; nothing else is read."""
         self._weights.load_into(wanted)
+
+    def check_shapes(self, wanted: Mapping[str, Tensor]) -> None:
+        """Compare shapes, of tensors without memory too, with the files; as `WeightFiles.check_shapes`."""
+        self._weights.check_shapes(wanted)
 
     def check_tied(self) -> None:
         """Refuse a directory with a config that ties the head to the embedding and files that disagree."""

@@ -1,6 +1,7 @@
 """Tensors in safetensors files, found by name and read one at a time."""
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers import AutoConfig
 
 from phalanx.errors import ModelError
 from phalanx.models.directory import WEIGHTS, WEIGHTS_INDEX, check_weights
+from phalanx.models.families import TRANSFORMERS_REFUSALS
 from phalanx.models.family import Family
+from phalanx.models.quiet import quiet_transformers
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
@@ -59,6 +63,27 @@ class WeightFiles:
 
     def load_into(self, wanted: Mapping[str, Tensor]) -> None:
         """Fill tensors, converting to their dtype and device; each file is opened once."""
+        for file, stored, path, target in self._each_tensor(wanted):
+            _check_header(file, stored, path, target)
+            with torch.no_grad():
+                target.copy_(file.get_tensor(stored))
+
+    def check_shapes(self, wanted: Mapping[str, Tensor]) -> None:
+        """Compare shapes with those in the files' headers, before there is memory: the tensors may be on `meta`.
+
+        Raises:
+            ModelError: A tensor is missing, or has another shape or no floating point.
+        """
+        for file, stored, path, target in self._each_tensor(wanted):
+            _check_header(file, stored, path, target)
+
+    @property
+    def num_tensors(self) -> int:
+        """How many tensors the files have."""
+        return len(self._files)
+
+    def _each_tensor(self, wanted: Mapping[str, Tensor]) -> Iterator[tuple[Any, str, Path, Tensor]]:
+        """Yield an open file, the name of a tensor there, the file's path, and the wanted tensor or a piece of it."""
         by_file: dict[Path, list[tuple[str, Tensor]]] = {}
         for name, target in self._split_pieces(wanted):
             stored, path = self._locate_tensor(name)
@@ -66,7 +91,7 @@ class WeightFiles:
         for path, targets in by_file.items():
             with _open_file(path) as file:
                 for stored, target in targets:
-                    _fill_tensor(file, stored, path, target)
+                    yield file, stored, path, target
 
     def unused_names(self, wanted: Collection[str]) -> list[str]:
         """Return the tensors of the files that are none of these: another program may load them in their place."""
@@ -134,14 +159,51 @@ class WeightFiles:
         return stored, self._files[stored]
 
 
+def check_claims(directory: Path, kind: Any) -> None:
+    """Refuse a config that claims more weights than the files beside it hold, before there is memory for any.
+
+    For models that transformers loads whole: it takes memory for every claim, and draws what files lack.
+
+    Args:
+        kind: The auto class that loads it.
+
+    Raises:
+        ModelError: The config claims more, or transformers cannot build it.
+    """
+    check_weights(directory)
+    shapes, size_bytes = [], 0
+    for path in sorted(directory.glob("*.safetensors")):
+        size_bytes += path.stat().st_size
+        with _open_file(path) as file:
+            shapes += [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - it is no mapping
+    where = directory / "config.json"
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            if (layers := getattr(config, "num_hidden_layers", 0)) > len(shapes):
+                raise ModelError(
+                    f"{where}: claims {layers} layers; the safetensors beside it hold {len(shapes)} tensors"
+                )
+            model = kind.from_config(config, trust_remote_code=False)
+    except (OSError, *TRANSFORMERS_REFUSALS) as exc:
+        raise ModelError(f"{where}: transformers cannot build it: {exc!s:.300}") from exc
+    claimed = sum(parameter.numel() for parameter in model.parameters())
+    # a number of four bits is the narrowest
+    is_quantized = getattr(config, "quantization_config", None) is not None
+    stored = 2 * size_bytes if is_quantized else sum(map(math.prod, shapes))
+    if claimed > stored:
+        raise ModelError(f"{where}: claims {claimed} numbers; the safetensors beside it hold {stored}")
+
+
 def split_experts(family: Family, name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Cut a tensor into the pieces that the hub's files hold, by their names; itself where they hold it whole."""
     pieces = family.expert_pieces(name)
     if not pieces:
         yield name, value
         return
-    for expert, matrix in enumerate(value):
-        for piece, rows in zip(pieces, matrix.chunk(len(pieces)), strict=True):
+    # one after the other: a config may claim more than could be listed
+    for expert in range(len(value)):
+        for piece, rows in zip(pieces, value[expert].chunk(len(pieces)), strict=True):
             yield piece.format(expert), rows
 
 
@@ -154,7 +216,7 @@ def _older_name(name: str) -> str:
     return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
-def _fill_tensor(file: Any, stored: str, path: Path, target: Tensor) -> None:
+def _check_header(file: Any, stored: str, path: Path, target: Tensor) -> None:
     header = _tensor_header(file, stored, path)
     if list(header.get_shape()) != list(target.shape):
         raise ModelError(
@@ -164,8 +226,6 @@ def _fill_tensor(file: Any, stored: str, path: Path, target: Tensor) -> None:
         raise ModelError(
             f"{path}: tensor {stored!r} has type {header.get_dtype()}; expected one of {', '.join(sorted(_FLOATS))}"
         )
-    with torch.no_grad():
-        target.copy_(file.get_tensor(stored))
 
 
 def _tensor_header(file: Any, stored: str, path: Path) -> Any:

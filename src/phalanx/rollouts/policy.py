@@ -53,6 +53,19 @@ def policy_digest(config: Mapping[str, Any], weights: str) -> str:
     return digest_hex(canonical_json([dict(config), weights]))
 
 
+def _check_weights(parameters: Mapping[str, Tensor], policy: RolloutPolicy) -> None:
+    """Refuse a policy with other weights than these, by name, shape or type."""
+    if parameters.keys() != policy.tensors.keys():
+        odd = sorted(parameters.keys() ^ policy.tensors.keys())
+        raise ModelError(f"policy: {len(odd)} weights are missing or unknown, such as {odd[0]!r}")
+    for name, tensor in policy.tensors.items():
+        if parameters[name].shape != tensor.shape or parameters[name].dtype != tensor.dtype:
+            raise ModelError(
+                f"policy: {name} is {tensor.dtype}{list(tensor.shape)}, expected "
+                f"{parameters[name].dtype}{list(parameters[name].shape)}"
+            )
+
+
 @dataclass(frozen=True)
 class ReadTexts:
     """A model's outputs at some positions of a batch.
@@ -88,12 +101,15 @@ class PolicyModel:
         dtypes = {tensor.dtype for tensor in policy.tensors.values() if tensor.is_floating_point()}
         if len(dtypes) != 1:
             raise ModelError(f"policy: found weights of {len(dtypes)} types of numbers, expected one")
+        kernel = family_of(config.model_type, "policy").choose_kernel(attention)
+        options: Any = {"dtype": dtypes.pop(), "attn_implementation": kernel, "trust_remote_code": False}
         with torch.random.fork_rng(devices=[]), quiet_transformers():
             try:
-                kernel = family_of(config.model_type, "policy").choose_kernel(attention)
-                model = AutoModelForCausalLM.from_config(
-                    config, dtype=dtypes.pop(), attn_implementation=kernel, trust_remote_code=False
-                )
+                # the config is another party's: no memory for sizes that its weights have not
+                with torch.device("meta"):
+                    claimed = AutoModelForCausalLM.from_config(config, **options)
+                _check_weights(dict(claimed.named_parameters()), policy)
+                model = AutoModelForCausalLM.from_config(config, **options)
             except TRANSFORMERS_REFUSALS as exc:
                 raise ModelError(f"policy: {config.model_type} cannot be built: {exc}") from exc
         policy_model = cls(model.to(device).eval())
@@ -157,16 +173,9 @@ class PolicyModel:
     def copy_weights(self, policy: RolloutPolicy) -> None:
         """Copy other weights of the same model in."""
         parameters = self.named_weights
-        if parameters.keys() != policy.tensors.keys():
-            odd = sorted(parameters.keys() ^ policy.tensors.keys())
-            raise ModelError(f"policy: {len(odd)} weights are missing or unknown, such as {odd[0]!r}")
+        _check_weights(parameters, policy)
         with torch.no_grad():
             for name, tensor in policy.tensors.items():
-                if parameters[name].shape != tensor.shape or parameters[name].dtype != tensor.dtype:
-                    raise ModelError(
-                        f"policy: {name} is {tensor.dtype}{list(tensor.shape)}, expected "
-                        f"{parameters[name].dtype}{list(parameters[name].shape)}"
-                    )
                 parameters[name].copy_(tensor)
 
     def read_prompts(self, ids: Tensor) -> tuple[ReadTexts, Cache]:

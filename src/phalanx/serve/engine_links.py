@@ -13,6 +13,10 @@ from phalanx.errors import PeerGoneError, PeerLostError
 
 _MAX_WAITING_BYTES = 256 * 1024
 _MAX_HEAD_BYTES = 64 * 1024
+_MAX_HEADS = 16
+"""Provisional answers before one; ten thousand fit into what is read at once, and no client is served meanwhile."""
+_EVENTS_A_TURN = 64
+"""Parts of an answer after which other requests have their turn."""
 _MAX_IDLE = 64
 _IDLE_S = 4.0
 """Servers in use close a connection that is idle for five seconds or more."""
@@ -146,6 +150,7 @@ class _Link(asyncio.Protocol):
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._idle_since = 0.0
+        self._num_events = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # a connection over TCP or TLS has no other kind
@@ -183,14 +188,20 @@ class _Link(asyncio.Protocol):
         self._transport.write(b"".join(self._http.send(event) or b"" for event in events))
         if not self._may_write.is_set():
             await self._wait_for(self._may_write)
-        while not isinstance(event := await self.receive_event(), h11.Response):
-            # provisional answers; the caller bounds the time of all of them
+        for _ in range(_MAX_HEADS):
+            event = await self.receive_event()
+            if isinstance(event, h11.Response):
+                return event
             if not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
-                raise PeerLostError("the answer has no head")
-        return event
+                break
+        raise PeerLostError("the answer has no head")
 
     async def receive_event(self) -> object:
         """Return the next part of an answer."""
+        self._num_events += 1
+        if self._num_events % _EVENTS_A_TURN == 0:
+            # an engine that cuts its answer into single bytes has them all here at once
+            await asyncio.sleep(0)
         try:
             event = self._http.next_event()
             while event is h11.NEED_DATA:

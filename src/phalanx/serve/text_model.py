@@ -32,6 +32,8 @@ from phalanx.data.chat.conversation import Conversation
 from phalanx.errors import DataError, ModelError
 from phalanx.models.digest import weights_digest
 from phalanx.models.directory import read_config
+from phalanx.models.families import TRANSFORMERS_REFUSALS
+from phalanx.models.weights import check_claims
 from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.shape import head_kind
 from phalanx.serve.sampling import Completion, SamplingRule
@@ -79,7 +81,7 @@ class TextModel:
                 if stages == 1
                 else self._start_stages(directory, device, stages)
             )
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as exc:
+        except (OSError, SafetensorError, *TRANSFORMERS_REFUSALS) as exc:
             raise ModelError(f"{directory}: no model that can write texts ({str(exc)[:300]})") from exc
         rows = self._model.get_input_embeddings().weight.shape[0]
         if len(self._tokenizer) > rows:
@@ -90,6 +92,7 @@ class TextModel:
 
     @staticmethod
     def _load_model(directory: Path, device: str, kind: Any = AutoModelForCausalLM) -> Any:
+        check_claims(directory, kind)
         model = kind.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
         )

@@ -39,20 +39,21 @@ def _verify_one(path: Path, options: argparse.Namespace) -> int:
         pins = options.owner, certificate, options.signer, options.model, options.session
         expected = Expectations(*pins, heads, options.absent)
         report = verify_path(path, expected)
-    except (RefusedError, UnreadableError, OSError, ValueError) as exc:
-        code = 5 if isinstance(exc, RefusedError | ValueError) else 3
-        verdict = "refused" if code == 5 else "unreadable"
-        _print_line(json.dumps({"path": str(path), "verdict": verdict, "reason": str(exc)}), is_wanted=options.json)
-        _print_line(f"{path}: {verdict}: {exc}", is_wanted=not options.json)
+        _print_report(path, report, is_json=options.json)
+    except (RefusedError, UnreadableError, OSError, ValueError, RecursionError, MemoryError) as exc:
+        code = 3 if isinstance(exc, UnreadableError | OSError | MemoryError) else 5
+        verdict, reason = "refused" if code == 5 else "unreadable", str(exc) or "it needs more memory than there is"
+        _print_line(json.dumps({"path": str(path), "verdict": verdict, "reason": reason}), is_wanted=options.json)
+        _print_line(f"{path}: {verdict}: {reason}", is_wanted=not options.json)
         return code
-    _print_report(path, report, is_json=options.json)
     return 7 if report.doubts else 0
 
 
 def _print_report(path: Path, report: PathReport, *, is_json: bool) -> None:
     verdict = "holds, but something is missing" if report.doubts else "holds"
     facts = {"kind": report.kind, "verdict": verdict, "remarks": report.remarks, "doubts": report.doubts}
-    _print_line(json.dumps({"path": str(path), **facts, "facts": report.facts}, default=str), is_wanted=is_json)
+    stated = json.dumps({"path": str(path), **facts, "facts": report.facts}, default=str, allow_nan=False)
+    _print_line(stated, is_wanted=is_json)
     rows = {**report.rows, **{f"remark {n}": text for n, text in enumerate(report.remarks, 1)}}
     rows |= {f"missing {n}": text for n, text in enumerate(report.doubts, 1)}
     for name, text in {f"{path}": f"{report.kind}: {verdict}", **rows}.items():
@@ -67,6 +68,7 @@ def _print_line(text: str, *, is_wanted: bool) -> None:
 
 def run() -> None:
     """Start the program as its script does."""
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(main())
 
 

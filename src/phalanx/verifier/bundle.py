@@ -4,9 +4,7 @@ Every header has fixed fields; a reader computes each header anew from name and 
 in the order of their names; the seal comes last and names the SHA-256 of each of the others. ``tar xf`` unpacks it.
 """
 
-import hashlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from .forms import Member, RefusedError, require
@@ -38,18 +36,6 @@ def make_header(name: str, size: int) -> bytes:
     ]
     header = b"".join(fields).ljust(BLOCK, b"\0")
     return header[:148] + b"%06o\0 " % sum(header) + header[156:]
-
-
-def write_bundle(path: Path, members: Mapping[str, bytes], seal: bytes) -> None:
-    """Write a bundle; where it breaks off, a part of the file is left.
-
-    Raises:
-        OSError: The disk refuses.
-    """
-    with path.open("wb") as file:
-        for name, content in [*sorted(members.items()), (SEAL, seal)]:
-            file.write(make_header(name, len(content)) + content + b"\0" * (-len(content) % BLOCK))
-        file.write(b"\0" * 2 * BLOCK)
 
 
 def read_bundle(path: Path) -> dict[str, Member]:
@@ -86,8 +72,3 @@ def _read_header(header: bytes, offset: int) -> tuple[str, int]:
         raise RefusedError(f"no bundle, or altered: the header at byte {offset}: {exc}") from exc
     require(is_same, f"no bundle, or altered: the header at byte {offset}")
     return name, size
-
-
-def hash_members(members: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the SHA-256 of each member that is to be sealed, in the order of the bundle."""
-    return {name: hashlib.sha256(content).hexdigest() for name, content in sorted(members.items())}

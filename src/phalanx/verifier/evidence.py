@@ -5,16 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .forms import (
-    Member,
-    RefusedError,
-    certificate_fingerprint,
-    check_issuer,
-    party_of,
-    read_json,
-    require,
-    sha256,
-)
+from .forms import Member, RefusedError, certificate_fingerprint, check_issuer, party_of, read_json, require, sha256
 from .log import open_header
 
 MAX_RECORD_BYTES = 16 * 2**20
@@ -90,7 +81,7 @@ def _verify_record(record: Mapping[str, Any], session: str | None, authority_pem
         signers={role: header["sender"] for role, header in headers.items()},
         authority=fingerprint,
         tensors=(tensors["file"], tensors["sha256"]),
-        is_contradiction=_contradict(headers, accused),
+        is_contradiction=verdict["offence"] == "equivocation" and _contradict(headers, accused),
     )
 
 

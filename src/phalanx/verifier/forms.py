@@ -186,7 +186,7 @@ def check_ml_dsa_signature(key: bytes, signature: bytes, data: bytes) -> None:
     """Return when an ML-DSA-44 key signed exactly these bytes; else raise."""
     try:
         MLDSA44PublicKey.from_public_bytes(key).verify(signature, data)
-    except InvalidSignature:
+    except (InvalidSignature, UnsupportedAlgorithm):
         raise ValueError("the ML-DSA-44 signature does not hold") from None
 
 
@@ -330,6 +330,11 @@ def root_from_path(node: bytes, index: int, size: int, path: Sequence[bytes]) ->
 
 
 # --- files ----------------------------------------------------------------------------------------------
+
+
+def is_plain_path(name: str) -> bool:
+    """Whether a name is a path below a directory, in its one form."""
+    return "\\" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,25 +79,31 @@ def verify_path(path: Path, expected: Expectations) -> PathReport:
         file = None if path.is_dir() else Member.from_file(path)
         is_passport = file is not None and file.size >= BLOCK and file.read_range(257, 8) == b"ustar\x0000"
         require(is_passport or expected.absent is None, f"{path}: only a passport shows a document's absence")
-        if file is None:
-            check = next((check for name, check in _DIRECTORIES.items() if (path / name).is_file()), None)
-            if check is None:
-                raise UnreadableError(f"{path}: is no run, dataset, export or signed model")
-            return check(path, expected)
-        if is_passport:
-            return _verify_passport(path, expected)
-        value = read_json(file.read_all(max(MAX_RECORD_BYTES, MAX_PROOF_BYTES)))
-        if value.get("format") == "phalanx-document-proof":
-            return _verify_proof(path, expected)
-        if "verdict" in value:
-            return _verify_evidence(path, expected)
-        if "payloadType" in value:
-            return _verify_attestation(path, expected)
-        raise RefusedError(f"{path}: is no passport, evidence or proof")
+        check = _verify_passport if is_passport else _choose_check(path, file)
+        report = check(path, expected)
     except _MALFORMED as exc:
         # the repr escapes what a hostile file may have put into the message
         reason = "it is not JSON" if isinstance(exc, json.JSONDecodeError | UnicodeDecodeError) else f"{exc!r:.200}"
         raise RefusedError(f"{path}: is no passport, evidence or proof, or was altered ({reason})") from exc
+    given = {name for name, value in vars(expected).items() if value}
+    if given and given.isdisjoint(_COMPARED.get(report.kind, {"signer"})):
+        # another kind of thing may lie in the place of the one that was expected
+        report.doubts.append(f"nothing that you expect ({', '.join(sorted(given))}) is compared with a {report.kind}")
+    return report
+
+
+def _choose_check(path: Path, file: Member | None) -> Callable[[Path, Expectations], PathReport]:
+    if file is None:
+        checks = [check for name, check in _DIRECTORIES.items() if (path / name).is_file()]
+        if not checks:
+            raise UnreadableError(f"{path}: is no run, dataset, export or signed model")
+        require(len(checks) == 1, f"{path}: is several things at once: one would be checked in the place of the others")
+        return checks[0]
+    value = read_json(file.read_all(max(MAX_RECORD_BYTES, MAX_PROOF_BYTES)))
+    if value.get("format") == "phalanx-document-proof":
+        return _verify_proof
+    require("verdict" in value or "payloadType" in value, f"{path}: is no passport, evidence or proof")
+    return _verify_evidence if "verdict" in value else _verify_attestation
 
 
 def _verify_passport(path: Path, expected: Expectations) -> PathReport:
@@ -155,7 +161,7 @@ def _verify_export(path: Path, expected: Expectations) -> PathReport:
         "signer": f"{key}, {'as expected' if expected.signer else 'not compared'}",
         "made from": f"run {predicate['source']['run']}, step {predicate['source']['step']}",
     }
-    return PathReport("export", rows, facts={"signer": key, **predicate})
+    return PathReport("export", rows, facts={**predicate, "signer": key})
 
 
 def _verify_model(path: Path, expected: Expectations) -> PathReport:
@@ -210,7 +216,7 @@ def _verify_attestation(path: Path, expected: Expectations) -> PathReport:
         "publication": f"{digest!s:.64} of run {run!s:.32}",
     }
     doubts = [] if verdict == "proved" else [f"the signer's verdict is: {verdict!s:.20}"]
-    facts = {"signer": signer, "publication": digest, **predicate}
+    facts = {**predicate, "signer": signer, "publication": digest}
     return PathReport("attestation of a stranger", rows, [], doubts, facts)
 
 
@@ -220,3 +226,10 @@ _DIRECTORIES = {
     EXPORT_FILE: _verify_export,
     SIGNATURE_FILE: _verify_model,
 }
+_COMPARED = {
+    "passport of a run": {"owner", "certificate", "model", "heads", "absent"},
+    "log of a run": {"owner", "certificate", "heads"},
+    "signed model": {"certificate"},
+    "evidence": {"session"},
+}
+"""What is expected of each kind; of all others the signer."""

@@ -2,7 +2,6 @@
 
 import hashlib
 import hmac
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from .forms import (
     CertifiedParty,
     Member,
     RefusedError,
+    UnreadableError,
     canonical,
     check_issuer,
     check_signature,
@@ -23,6 +23,7 @@ from .forms import (
     merkle_root,
     parse,
     party_of,
+    read_json,
     require,
 )
 
@@ -32,6 +33,7 @@ PUBLIC_KINDS = ("run_started", "run_resumed", "step", "evicted", "run_completed"
 _LINE_KEYS = {"sequence", "time", "run", "kind", "body", "previous", "signature"}
 _MAX_LINE_BYTES = 4 * 2**20
 _MAX_BATCH_BYTES = 64 * 2**20
+_MAX_MICROBATCHES = 2**20
 _NEVER = 2**63
 
 Leaf = dict[str, Any]
@@ -276,6 +278,7 @@ class _LogReader:
         self._leaves, self._owner, self._keys, self._findings = leaves, owner, keys, findings
         self._session: _Session | None = None
         self._due: int | None = None
+        self._end_of_leaves = 0
 
     def read_lines(self, lines: Sequence[tuple[Line, str]]) -> None:
         """Read all lines, in order."""
@@ -324,23 +327,25 @@ class _LogReader:
             self._due = to if self._due is None else min(self._due, to)
             return
         steps_a_round = None if self._session is None else self._session.opening.get("steps_a_round")
-        require(bool(steps_a_round) and body["step"] % steps_a_round == 0, f"a round begins at step {body['step']}")
+        is_round = bool(steps_a_round) and divmod(body["step"], steps_a_round)[1] == 0
+        require(is_round, f"a round begins at step {body['step']}")
         self._due = body["step"]
 
     def _read_step(self, line: Line, number: int) -> None:
         body, session, findings = line["body"], self._session, self._findings
         step = body["step"]
-        require(session is not None, "a step before the run began")
-        require(step == self._due, f"step {self._due} is missing")
         if session is None:
-            return
+            raise RefusedError("a step before the run began")
+        require(step == self._due, f"step {self._due} is missing")
         require(number <= session.told_at, f"step {step}: drawn with a key that was known")
         self._due = step + 1
         findings.recorded.add(step)
         try:
-            require(self._leaves is not None, "its leaves are not here")
             if self._leaves is None:
-                return
+                raise RefusedError("its leaves are not here")  # noqa: TRY301
+            # each step has leaves of its own: one batch, named by line after line, would be read without end
+            require(body["offset"] >= self._end_of_leaves, "its leaves are those of an earlier step")
+            self._end_of_leaves = body["offset"] + body["size_bytes"]
             record = _StepRecord(_read_leaves(self._leaves, body), session.opening, session.keys, session.draw)
             require((record.step, record.epoch) == (step, body["epoch"]), "leaves of another step")
             name = record.attempt["session"]
@@ -396,6 +401,7 @@ class LoggedDraw:
     def microbatches(self, step: int, epoch: int, stage: int, count: int) -> list[int]:
         """Return the drawn ones of `count` microbatches, one from each stratum."""
         rate = self._guard["audit_rate"]
+        require(type(rate) in (int, float) and 0 <= rate <= 1, "its rate of audits")
         if self._guard.get("min_audits", 1) == 0 and self.coin(step, epoch, stage, -7) >= rate * count:
             return []
         strata = math.ceil(rate * count)
@@ -470,6 +476,7 @@ class _StepRecord:
 
     def _drawn_work(self, draw: LoggedDraw, stage: int) -> tuple[list[int], bool]:
         count, is_lockstep = self._opening["microbatches"], self.guard["shadow"] == "lockstep"
+        require(type(count) is int and 0 < count <= _MAX_MICROBATCHES, "its number of microbatches")
         is_whole = not is_lockstep and draw.coin(self.step, self.epoch, stage, -1) < self.guard["step_audit_rate"]
         if is_whole or is_lockstep:
             return list(range(count)), is_whole
@@ -539,9 +546,8 @@ def open_header(signed: Mapping[str, str], keys: Mapping[str, bytes], party: str
 
 def read_summary_head(run_dir: Path) -> tuple[Mapping[str, Any], ...]:
     """Return the signed head in ``summary.json``, where there is one."""
-    path = run_dir / "summary.json"
     try:
-        head = json.loads(path.read_bytes())["audit_log_head_signed"]
-    except (OSError, ValueError, KeyError, TypeError):
+        head = read_json(Member.from_file(run_dir / "summary.json").read_all(2**28))["audit_log_head_signed"]
+    except (RefusedError, UnreadableError, ValueError, KeyError, TypeError):
         return ()
     return (head,) if isinstance(head, dict) else ()

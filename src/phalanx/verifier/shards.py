@@ -14,6 +14,7 @@ from .forms import (
     RefusedError,
     canonical,
     check_signature,
+    is_plain_path,
     parse,
     require,
     root_from_path,
@@ -99,8 +100,7 @@ class DatasetReader:
         count = -(-size // leaf_bytes)
         tree = Member.from_file(self.home / f"{file}.tree").read_all(2**32)
         stored = Member.from_file(self.home / file)
-        require(stored.size == size, f"{file}: size")
-        require(len(tree) == 32 * count, f"{file}: leaves")
+        require((stored.size, len(tree)) == (size, 32 * count), f"{file}: size, or number of leaves")
         hashes = [tree[begin : begin + 32] for begin in range(0, len(tree), 32)]
         require(shard_root(hashes).hex() == record["root"], f"{file}: root")
         content = bytearray()
@@ -129,6 +129,8 @@ class DatasetReader:
 
     def check_all(self) -> None:
         """Check every file of the dataset, and compare the index with the documents of all parts."""
+        parts = [f"{part['group']}.{part['split']}" for part in self.body["parts"]]
+        require(len(set(parts)) == len(parts), "a part is there twice")
         rows = sorted(
             (bytes.fromhex(document["digest"]), part, number, document["source"], document["start"],
              len(document["tokens"]))
@@ -146,7 +148,7 @@ class DatasetReader:
         require(self.read_file("shards/index/nodes", index["nodes"]) == b"".join(nodes), "nodes of the index")
         require(shard_root(hashes).hex() == index["root"] == shard_root(nodes).hex(), "root of the index")
         for name, record in self.body["files"].items():
-            require(".." not in Path(name).parts and not Path(name).is_absolute(), f"{name}: is outside")
+            require(is_plain_path(name), f"{name}: is outside, or has a second name")
             file = Member.from_file(self.home / name)
             is_same = (file.size, file.hash_content()) == (record["size_bytes"], record["sha256"])
             require(is_same, f"{name}: was changed")

@@ -23,6 +23,7 @@ from .forms import (
     check_ecdsa_signature,
     check_ml_dsa_signature,
     check_raw_signature,
+    is_plain_path,
     read_json,
     require,
     sha256,
@@ -172,18 +173,13 @@ def _read_model_statement(statement: Mapping[str, Any]) -> ModelSignature:
     total, files = hashlib.sha256(), {}
     for resource in resources:
         name, algorithm, value = resource["name"], resource["algorithm"], resource["digest"]
-        if algorithm not in ("sha256", "blake3") or DIGEST.fullmatch(value) is None or not _is_plain_path(name):
+        if algorithm not in ("sha256", "blake3") or DIGEST.fullmatch(value) is None or not is_plain_path(name):
             raise ValueError(f"file {name!r:.80} has no usable path or digest")
         total.update(bytes.fromhex(value))
         files[name] = (algorithm, value)
     if subject["digest"] != {"sha256": total.hexdigest()}:
         raise ValueError("the digest of all files is not that of these files")
     return ModelSignature(subject["name"], total.hexdigest(), files, tuple(serialization.get("ignore_paths", ())))
-
-
-def _is_plain_path(name: str) -> bool:
-    parts = name.split("/")
-    return not name.startswith("/") and "\\" not in name and all(part not in ("", ".", "..") for part in parts)
 
 
 def compare_model(directory: Path, signature: ModelSignature) -> None:
@@ -275,13 +271,16 @@ def _read_tensors(path: Path) -> Iterator[tuple[str, tuple[str, list[int], Membe
     (size,) = struct.unpack("<Q", file.read_range(0, 8))
     # a header is the work of whoever hands the model over
     require(size <= _MAX_HEADER_BYTES, f"{path}: no safetensors file")
+    rest = end = file.size - 8 - size
     try:
         header = read_json(file.read_range(8, size))
         for name, facts in header.items():
             if name != "__metadata__":
                 begin, stop = map(operator.index, facts["data_offsets"])
                 content = Member(path, 8 + size + begin, stop - begin)
-                require(0 <= begin <= stop <= file.size - 8 - size, f"{path}: no safetensors file")
+                rest -= content.size
+                # tensors that share their bytes would be read again and again
+                require(0 <= begin <= stop <= end and rest >= 0, f"{path}: no safetensors file")
                 short_name = name.removeprefix(_ADAPTER_PREFIX) if path.name.startswith("adapter_") else name
                 yield short_name, (_DTYPES[facts["dtype"]], facts["shape"], content)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:

@@ -17,6 +17,7 @@ from phalanx.security.mask.ring import (
     centred_residues,
     limb_bits,
     reduce_mod_p,
+    size_in_limbs,
     subtract_mod_p,
     to_ring,
 )
@@ -183,3 +184,11 @@ def test_what_is_no_matrix_of_residues_is_refused_as_a_right_factor(values):
 def test_an_inner_dimension_for_which_nothing_is_exact_is_refused(inner):
     with pytest.raises(ValueError, match="inner dimension"):
         limb_bits(inner)
+
+
+@pytest.mark.parametrize("inner", [1, 300, 2**12, 2**16, MAX_INNER])
+@pytest.mark.parametrize("edge", [2**15 - 1, 1 - 2**15])
+def test_a_matrix_takes_no_more_memory_than_is_reserved_for_it(inner, edge):
+    values = np.full((inner, 1), edge, np.int32)
+
+    assert values.nbytes + FloatMatrix(values)._limbs.nbytes <= size_in_limbs(inner, 1)

@@ -145,6 +145,7 @@ def test_a_connection_that_the_engine_has_closed_is_not_used_again():
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 16 + WHOLE,
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000,
         b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
         b"SSH-2.0-x\r\n\r\n",
@@ -197,6 +198,33 @@ def test_a_flood_waits_outside_until_it_is_read():
 
     assert sum(sizes) == total
     assert max(sizes) <= 1024 * 1024
+
+
+def test_an_answer_in_single_bytes_leaves_turns_to_others():
+    """A hundred thousand of them are received at once, and the loop of the gateway did nothing else until their end."""
+    count = 10_000
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    engine = RawEngine([head + b"1\r\nx\r\n" * count + b"0\r\n\r\n"])
+
+    async def use(links):
+        turns = 0
+
+        async def others():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        reply = await links.send_request("GET", "/v1/x", (), b"")
+        beside = asyncio.create_task(others())
+        body = b"".join([piece async for piece in reply.read_pieces()])
+        beside.cancel()
+        return body, turns
+
+    (body, turns), _ = run_links(lambda: engine, use)
+
+    assert body == b"x" * count
+    assert turns >= count // 64 - 2
 
 
 def test_a_header_cannot_smuggle_another_one():

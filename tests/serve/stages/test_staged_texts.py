@@ -167,6 +167,10 @@ def test_a_party_keeps_no_more_texts_and_tokens_than_its_file_allows(directory):
     ask(4, 3, 30, closed=(0, 1, 2))
     with pytest.raises(ModelError, match="the weights that came are not those"):
         holder.load_stage(offer.model_copy(update={"weights": "0" * 64}), weights)
+    # a size that no machine has: the owner's config is compared with the owner's weights before it takes memory
+    larger = json.dumps({**source.hub_config_dict, "intermediate_size": 2**40})
+    with pytest.raises(ModelError, match="the weights are not those of the config"):
+        holder.load_stage(offer.model_copy(update={"config": larger}), weights)
     with pytest.raises(ModelError, match="tolerance: would be judged by"):
         holder.admit_offer(offer.model_copy(update={"tolerance": 1e-6}))
 

@@ -36,6 +36,7 @@ from phalanx.split.masked.messages import (
     PRODUCT,
     REFUSED,
     load_parts,
+    numbers_of_frame,
     read_load,
     read_masked,
     write_masked,
@@ -57,7 +58,7 @@ def a_linear(inner=24, columns=16):
 
 
 @contextmanager
-def in_memory(multiplier=None, limits=LIMITS, serve=True):
+def in_memory(multiplier=None, limits=LIMITS, serve=True, max_bytes=None):
     """A trusted side and a worker in one process, with real frames between them."""
     network = MemoryNetwork()
     names = ("owner", "worker")
@@ -65,7 +66,7 @@ def in_memory(multiplier=None, limits=LIMITS, serve=True):
     peers = {name: identity.public for name, identity in identities.items()}
     ends = {name: Endpoint(identities[name], peers, RUN, network.wire_for(name), limits) for name in names}
     answers = AnswerSorter(ends["owner"])
-    service = ProductService(ends["worker"], multiplier or MaskedWorker())
+    service = ProductService(ends["worker"], multiplier or MaskedWorker("cpu", numbers_of_frame(limits)), max_bytes)
     link = OwnerLink(ends["worker"], "owner", 60.0, lambda: RUN)
     thread = threading.Thread(target=service.serve_link, args=(link,), daemon=True)
     if serve:
@@ -173,6 +174,53 @@ def test_rows_of_a_matrix_that_come_out_of_order_are_refused():
         ends["owner"].send_frame("worker", LOAD, body, [payload])
         with pytest.raises(FrameError, match="came out of order"):
             worker.multiply_masked([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
+
+
+def reason_of(worker, ends, *loads):
+    """Why a worker has no answer after some parts of matrices."""
+    for body, payload in loads:
+        ends["owner"].send_frame("worker", LOAD, body, [payload])
+    with pytest.raises(FrameError) as caught:
+        worker.multiply_masked([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
+    return str(caught.value)
+
+
+def first_row(inner, columns, layer="layer"):
+    """The first part of a matrix that claims more rows than come."""
+    ((body, payload),) = load_parts(ProductMessage(layer, "forward"), np.ones((1, columns), np.int32), 2 * columns)
+    return {**body, "inner": inner}, payload
+
+
+def test_an_owner_that_claims_a_matrix_of_terabytes_gets_a_refusal():
+    """Before, the worker's process ended by MemoryError, or took what the machine had."""
+    with in_memory(max_bytes=2**20) as (worker, ends):
+        # no machine has so much
+        said = reason_of(worker, ends, first_row(2**21, 2**19))
+
+        assert "with 2097152 x 524288 numbers all matrices take" in said
+        assert "this worker gives 1048576; raise memory_mib in its file" in said
+
+
+def test_many_matrices_have_no_more_memory_than_one():
+    """Each would fit alone; also those that never become complete count."""
+    with in_memory(max_bytes=2**20) as (worker, ends):
+        said = reason_of(worker, ends, *(first_row(100, 200, f"layer {number}") for number in range(3)))
+
+        assert said.startswith("worker: has no answer: layer 2, forward: with 100 x 200 numbers all matrices take 1")
+
+
+def test_a_matrix_that_comes_again_takes_no_memory_again():
+    with in_memory() as (worker, ends):
+        assert "layer, forward: came before; a matrix is" in reason_of(worker, ends, *[first_row(3, 2)] * 2)
+
+
+def test_an_owner_that_asks_for_a_product_beyond_a_frame_gets_a_refusal():
+    """A column and a row are two frames, and their product has half a terabyte."""
+    wide = np.ones((1, 2**19), np.int32)
+    with in_memory() as (worker, _):
+        worker.load_matrix(FORWARD, wide)
+        with pytest.raises(FrameError, match=r"the product has 262144 x 524288 numbers, expected 523264 at most; ask"):
+            worker.multiply_masked([MaskedMessage(FORWARD, 1, np.zeros((2**18, 1), np.uint32))])
 
 
 def test_a_liar_behind_frames_is_named():

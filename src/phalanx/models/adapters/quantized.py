@@ -56,6 +56,11 @@ class QuantizedLinear(nn.Module):
         bias = layer.bias
         self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
 
+    @property
+    def file_shape(self) -> tuple[int, int]:
+        """The shape of the matrix in the model's files."""
+        return (self.inputs, self.outputs) if self._is_turned else (self.outputs, self.inputs)
+
     @torch.no_grad()
     def quantize_values(self, values: Tensor) -> None:
         """Quantise float32 values of the shape that the model's files have. On the CPU: other kernels differ in ties.

@@ -17,7 +17,7 @@ from phalanx.security.mask.fixed_point import FixedColumns, Reals, decode_produc
 from phalanx.security.mask.freivalds import ProductCheck, ProductChecker
 from phalanx.security.mask.matrix import RingMatrix, ring_matrix
 from phalanx.security.mask.message import Direction, MaskedMessage, ProductMessage, check_answer
-from phalanx.security.mask.pads import PadSource
+from phalanx.security.mask.pads import MAX_ELEMENTS, PadSource
 from phalanx.security.mask.pool import PadPool
 from phalanx.security.mask.ring import Ring, add_mod_p, subtract_mod_p
 
@@ -27,10 +27,11 @@ class MaskedWorker:
 
     Args:
         device: Device, in a form that `ring_matrix` takes.
+        max_numbers: Numbers that one product may have; a request is smaller than its product where a matrix is wide.
     """
 
-    def __init__(self, device: str = "cpu") -> None:
-        self._device = device
+    def __init__(self, device: str = "cpu", max_numbers: int = MAX_ELEMENTS) -> None:
+        self._device, self._max_numbers = device, max_numbers
         self._matrices: dict[ProductMessage, RingMatrix] = {}
 
     def load_matrix(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
@@ -42,6 +43,12 @@ class MaskedWorker:
         matrix = self._matrices.get(request.product)
         if matrix is None:
             raise FrameError(f"{request.product}: is not loaded here; load it before it is asked for")
+        rows, columns = len(request.values), matrix.shape[1]
+        if rows * columns > self._max_numbers:
+            raise FrameError(
+                f"{request.product}: the product has {rows} x {columns} numbers, expected {self._max_numbers} at most; "
+                "ask with fewer rows"
+            )
         return MaskedMessage(request.product, request.number, matrix.left_multiply(request.values))
 
 

@@ -120,6 +120,16 @@ def limb_bits(inner: int) -> int:
     return min(16, (LIMIT // (HALF * inner)).bit_length())
 
 
+def size_in_limbs(inner: int, columns: int) -> int:
+    """Return the bytes that a matrix of 16-bit numbers takes at most, as int32 and as limbs in float64.
+
+    Raises:
+        ValueError: No product with so many rows of a matrix is exact.
+    """
+    # balanced digits of 17 bits hold every number of 16 with its sign
+    return inner * columns * (4 + 8 * -(-17 // limb_bits(inner)))
+
+
 def balanced_limbs(values: NDArray[np.int64], bits: int) -> list[NDArray[np.int64]]:
     """Split integers into digits of base 2^bits, each in [-2^(bits-1), 2^(bits-1)), the least significant first."""
     limbs: list[NDArray[np.int64]] = []

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from phalanx.errors import FrameError, ModelError
-from phalanx.models import ModelSource, StageModule, StageSpec, build_empty_stage, build_stage
+from phalanx.models import (
+    ModelSource,
+    StageModule,
+    StageSpec,
+    build_empty_stage,
+    build_stage,
+    shared_hub_config,
+    trained_shapes,
+)
 from phalanx.models.stage import AbsentPart
 from phalanx.serve.engine.attention import NAME, Segment, attend_rows, run_trunk
 from phalanx.serve.engine.row_cache import RowCache
@@ -69,13 +77,12 @@ class StageBlocks:
             config: Keys of the hub's config.json of the whole model.
             layers: First layer, and the one behind the last.
         """
-        stage = build_empty_stage(
-            config, StageSpec(1, 3, *layers), adapter=None, activation_checkpointing=False, attention="sdpa"
-        )
-        parameters = stage.all_parameters()
-        if {name: value.shape for name, value in parameters.items()} != {k: v.shape for k, v in weights.items()}:
+        spec = StageSpec(1, 3, *layers)
+        # compared before there is memory for what the config claims
+        if trained_shapes(shared_hub_config(config), None, spec) != {k: tuple(v.shape) for k, v in weights.items()}:
             raise ModelError(f"layers {layers[0]} to {layers[1]}: the weights are not those of the config")
-        for name, parameter in parameters.items():
+        stage = build_empty_stage(config, spec, adapter=None, activation_checkpointing=False, attention="sdpa")
+        for name, parameter in stage.all_parameters().items():
             parameter.detach().copy_(weights[name])
         return cls(stage)
 

@@ -54,3 +54,5 @@ class MaskedWorkerConfig(JoiningWorkerConfig):
     """`cpu` multiplies in float64, `cuda` in limbs of 8 bits."""
     rejoins: bool = False
     """Whether it waits for the next session where one breaks off, as the enclave of remote clients does."""
+    memory_mib: int | None = Field(default=None, ge=1, le=2**30)
+    """Memory that it gives to matrices; left out, three quarters of what the machine has available when it joins."""

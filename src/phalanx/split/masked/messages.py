@@ -22,10 +22,13 @@ from phalanx.config import StrictModel, printable_text
 from phalanx.errors import FrameError
 from phalanx.security.mask import MaskedMessage, ProductMessage
 from phalanx.security.mask.message import Direction
-from phalanx.transport import Endpoint
+from phalanx.security.mask.pads import MAX_ELEMENTS
+from phalanx.transport import Endpoint, TransportConfig
 
 LOAD, MULTIPLY, PRODUCT, REFUSED, END = "mask.load", "mask.multiply", "mask.product", "mask.refused", "mask.end"
 
+HEADER_BYTES = 4096
+"""Of a frame, at most."""
 _MAX_ROWS = 2**24
 _RECEIPTS_KEPT = 64
 
@@ -63,6 +66,11 @@ class Refusal(StrictModel):
     """The reason why a worker has no answer."""
 
     reason: str = Field(max_length=1000)
+
+
+def numbers_of_frame(limits: TransportConfig) -> int:
+    """Return how many numbers one request or one answer may have."""
+    return min(MAX_ELEMENTS, (limits.max_frame_bytes - HEADER_BYTES) // 4)
 
 
 def load_parts(

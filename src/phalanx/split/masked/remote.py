@@ -13,16 +13,23 @@ from phalanx.config import StrictModel
 from phalanx.errors import FrameError, PeerLostError, TransportError
 from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
 from phalanx.security.mask import MaskedMessage, MaskedWorker, ProductMessage
-from phalanx.security.mask.pads import MAX_ELEMENTS
 from phalanx.split.channel.frame_pipe import FramePipe, PipeWire
 from phalanx.split.masked.answers import AnswerSorter
 from phalanx.split.masked.config import MaskedWorkerConfig
-from phalanx.split.masked.messages import END, LOAD, MULTIPLY, load_parts, send_unreceipted, write_masked
+from phalanx.split.masked.messages import (
+    END,
+    HEADER_BYTES,
+    LOAD,
+    MULTIPLY,
+    load_parts,
+    numbers_of_frame,
+    send_unreceipted,
+    write_masked,
+)
 from phalanx.split.masked.serving import ProductService
 from phalanx.transport import Endpoint, Handle, LocalWorkerProcesses, OwnerLink, TransportConfig, joined_workers
 
 _COMMAND = ("phalanx", "masked-worker")
-_HEADER_BYTES = 4096
 _FLUSH_S = 2.0
 
 
@@ -41,7 +48,7 @@ class RemoteWorker:
         limits: TransportConfig,
         is_alive: Callable[[], bool] | None = None,
     ) -> None:
-        self.name, self.max_numbers = name, min(MAX_ELEMENTS, (limits.max_frame_bytes - _HEADER_BYTES) // 4)
+        self.name, self.max_numbers = name, numbers_of_frame(limits)
         self._endpoint, self._answers, self._limits = endpoint, answers, limits
         self._is_alive = is_alive or _seems_alive
 
@@ -57,7 +64,7 @@ class RemoteWorker:
 
     def load_matrix(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """As `WorkerPort` says; the matrix travels in as many frames as it needs."""
-        for body, payload in load_parts(product, values, self._limits.max_frame_bytes - _HEADER_BYTES):
+        for body, payload in load_parts(product, values, self._limits.max_frame_bytes - HEADER_BYTES):
             send_unreceipted(self._endpoint, self.name, LOAD, body, [payload])
 
     def multiply_masked(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
@@ -216,8 +223,7 @@ def serve_pipe(config: PipedWorkerConfig, end: socket.socket) -> None:
     try:
         wire = pipe.open_wire(identity.name)
         with Endpoint(identity, {owner.name: owner}, config.session, wire, config.transport) as endpoint:
-            ProductService(endpoint, MaskedWorker(config.device)).serve_link(
-                OwnerLink(endpoint, owner.name, _LOOK_S, look)
-            )
+            worker = MaskedWorker(config.device, numbers_of_frame(config.transport))
+            ProductService(endpoint, worker).serve_link(OwnerLink(endpoint, owner.name, _LOOK_S, look))
     finally:
         pipe.close()

@@ -1,10 +1,12 @@
 """The worker process: it multiplies the numbers that it receives, and holds no key to them."""
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from phalanx.errors import FrameError, PeerLostError
 from phalanx.security.mask import MaskedWorker, ProductMessage
+from phalanx.security.mask.ring import size_in_limbs
 from phalanx.split.masked.config import MaskedWorkerConfig
 from phalanx.split.masked.messages import (
     END,
@@ -12,13 +14,18 @@ from phalanx.split.masked.messages import (
     MULTIPLY,
     PRODUCT,
     REFUSED,
+    Load,
     Refusal,
+    numbers_of_frame,
     read_load,
     read_masked,
     send_unreceipted,
     write_masked,
 )
 from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner
+
+_MATRIX_BYTES = 4096
+"""What a matrix takes beside its numbers, at most: its name and the objects that hold it."""
 
 
 def run_masked_worker(config: MaskedWorkerConfig) -> None:
@@ -31,9 +38,12 @@ def run_masked_worker(config: MaskedWorkerConfig) -> None:
         PeerLostError: The trusted side does not answer within `join_timeout_s`, or is gone.
     """
     while True:
+        available = psutil.virtual_memory().available * 3 // 4
+        max_bytes = available if config.memory_mib is None else config.memory_mib * 2**20
         with join_owner(config) as link:
             try:
-                ProductService(link.endpoint, MaskedWorker(config.device)).serve_link(link)
+                worker = MaskedWorker(config.device, numbers_of_frame(config.transport))
+                ProductService(link.endpoint, worker, max_bytes).serve_link(link)
             except PeerLostError:
                 if not config.rejoins:
                     raise
@@ -42,10 +52,17 @@ def run_masked_worker(config: MaskedWorkerConfig) -> None:
 
 
 class ProductService:
-    """A service that answers one trusted side's frames, in the order in which they come."""
+    """A service that answers one trusted side's frames, in the order in which they come.
 
-    def __init__(self, endpoint: Endpoint, multiplier: MaskedWorker) -> None:
+    Args:
+        max_bytes: Memory for all matrices together, those that are still coming included; None where the trusted side
+            has started this process itself.
+    """
+
+    def __init__(self, endpoint: Endpoint, multiplier: MaskedWorker, max_bytes: int | None = None) -> None:
         self._endpoint, self._multiplier = endpoint, multiplier
+        self._max_bytes, self._reserved_bytes = max_bytes, 0
+        self._begun: set[ProductMessage] = set()
         self._loading: dict[ProductMessage, NDArray[np.int32]] = {}
         self._filled: dict[ProductMessage, int] = {}
 
@@ -73,6 +90,7 @@ class ProductService:
         load, rows = read_load(item.body, item.payload)
         product = load.product_message
         if load.first == 0:
+            self._reserve_memory(load)
             self._loading[product], self._filled[product] = np.empty((load.inner, load.columns), np.int32), 0
         values = self._loading.get(product)
         if values is None or values.shape != (load.inner, load.columns) or self._filled[product] != load.first:
@@ -82,6 +100,20 @@ class ProductService:
         if self._filled[product] == load.inner:
             del self._loading[product], self._filled[product]
             self._multiplier.load_matrix(product, values)
+
+    def _reserve_memory(self, load: Load) -> None:
+        """Refuse a matrix for which there is no room, before there is memory for it."""
+        product = load.product_message
+        if product in self._begun:
+            raise FrameError(f"{product}: came before; a matrix is loaded once in a session")
+        reserved_bytes = self._reserved_bytes + _MATRIX_BYTES + size_in_limbs(load.inner, load.columns)
+        if self._max_bytes is not None and reserved_bytes > self._max_bytes:
+            raise FrameError(
+                f"{product}: with {load.inner} x {load.columns} numbers all matrices take {reserved_bytes} bytes, this "
+                f"worker gives {self._max_bytes}; raise memory_mib in its file, or mask fewer layers"
+            )
+        self._begun.add(product)
+        self._reserved_bytes = reserved_bytes
 
 
 def _refuse_frame(item: CheckedFrame) -> None:
