@@ -123,6 +123,29 @@ def text_of(events: list[bytes]) -> str:
     return "".join(choice["delta"].get("content", "") for part in parts for choice in part["choices"])
 
 
+def test_a_burst_of_short_events_leaves_turns_to_other_requests():
+    """Where 40 clients read slowly from a fast engine, an honest one waited for all that lay in 40 sockets."""
+    answer = FakeAnswer([b"".join(chunk(f"word {number} ") for number in range(200)) + b"data: [DONE]\n\n"])
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def relay_all() -> int:
+        beside = asyncio.create_task(count_turns())
+        events = [event async for event in make_stream().relay(answer, lambda: None)]
+        beside.cancel()
+        return len(events)
+
+    num_events = asyncio.run(relay_all())
+
+    assert num_events > 200
+    assert turns >= 200
+
+
 def test_a_piece_is_passed_on_before_the_next_is_read():
     answer = FakeAnswer([chunk(f"word {number} ") for number in range(100)])
 

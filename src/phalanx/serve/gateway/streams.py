@@ -1,5 +1,6 @@
 """Answers that an engine sends piece by piece: each is cleaned, filtered and passed on before the next is read."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
@@ -101,6 +102,8 @@ class AnswerStream:
             for line in lines:
                 if line.startswith(b"data:"):
                     yield bytes(line.removeprefix(b"data:").strip())
+                    # a thousand events may have come at once, and a client that has room for them stops nothing
+                    await asyncio.sleep(0)
 
     def _convert_line(self, line: bytes) -> list[dict[str, Any]]:
         return list(self._convert_part(parse_answer(line, self._request, is_part=True)))
