@@ -91,6 +91,15 @@ def test_an_exported_adapter_is_compared_with_the_end_of_its_run(at_home, monkey
     assert command_line(["passport", "runs/first", "--model", "out", "--out", "first.passport"]) == 7
     assert command_line(["verify", "first.passport", "--model", "out"]) == 7
 
+    described = home / "out" / "adapter_config.json"
+    config = described.read_text()
+    key = "lora_alpha" if "lora" in adapter else "num_virtual_tokens"
+    described.write_text(json.dumps(json.loads(config) | {key: -3}))
+    assert command_line(["model", "verify", "out", "runs/first"]) == 5
+    described.write_text(json.dumps(json.loads(config) | {"rank_pattern": {}}))
+    assert command_line(["model", "verify", "out", "runs/first"]) == 5
+    described.write_text(config)
+
     file = home / "out" / "adapter_model.safetensors"
     tensors = load_file(file)
     name = min(tensors)

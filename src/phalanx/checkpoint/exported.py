@@ -2,34 +2,38 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor
 
+from phalanx.config.text import parse_strict_json
 from phalanx.errors import CheckpointError, VerificationError
 from phalanx.models import ModelSource, parameter_names, weights_digest
 from phalanx.transport.tensors import UNREADABLE
 from phalanx.verifier.forms import RefusedError, UnreadableError
 from phalanx.verifier.statement import list_weight_files
 
-_ADAPTER = "adapter_model.safetensors"
+_ADAPTER, _ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def verify_export(
-    directory: Path, final_digest: str | None, read_adapter: Callable[[], Mapping[str, Tensor]] | None
+    directory: Path,
+    final_digest: str | None,
+    read_adapter: Callable[[], tuple[Mapping[str, Any], Mapping[str, Tensor]]] | None,
 ) -> str:
     """Return the digest that the run signed at its end, of a directory with its weights.
 
     Args:
         directory: Export to check; nothing in it is trusted.
         final_digest: Digest of all weights, from the run's signed log; None while it has not ended.
-        read_adapter: Reads the tensors of the run's last certified checkpoint, as peft's file has them; None where the
-            run trained a whole model. The signed digest is over adapter and base together.
+        read_adapter: Reads config and tensors of the run's last certified checkpoint, as peft's files have them; None
+            where the run trained a whole model. The signed digest is over adapter and base together.
 
     Raises:
         CheckpointError: The run has not ended, or the directory holds other tensors than the run trained.
-        VerificationError: The weights differ from the weights at the run's end, or another program may find others in
-            the directory.
+        VerificationError: The weights, or the config of an adapter, differ from those at the run's end, or another
+            program may find others in the directory.
     """
     if final_digest is None:
         raise CheckpointError("the run's log has no digest of final weights: it has not ended; export prints its step")
@@ -47,8 +51,9 @@ def verify_export(
     if read_adapter is None:
         digest, signed = _digest_alone(directory), final_digest
     else:
-        digest = weights_digest(_adapter_tensors(directory / _ADAPTER))
-        signed = weights_digest(read_adapter().items())
+        config, tensors = read_adapter()
+        _check_adapter_config(directory / _ADAPTER_CONFIG, config)
+        digest, signed = weights_digest(_adapter_tensors(directory / _ADAPTER)), weights_digest(tensors.items())
     if digest != signed:
         raise VerificationError(
             f"{directory}: weights have digest {digest}; but the run ended with {signed}: they were changed, "
@@ -76,6 +81,21 @@ def digest_model(directory: Path) -> str:
 
 def _digest_source(source: ModelSource) -> str:
     return weights_digest((name, source.read_tensor(name)) for name in parameter_names(source.hub_config))
+
+
+def _check_adapter_config(path: Path, expected: Mapping[str, Any]) -> None:
+    """Refuse another scale, rank or place of an adapter's tensors: with these they are another model."""
+    try:
+        config = parse_strict_json(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as exc:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {exc!s:.200}") from exc
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: found a {type(config).__name__}; expected an object")
+    for key in sorted(expected.keys() | config.keys()):
+        if key not in config or key not in expected or config[key] != expected[key]:
+            raise VerificationError(
+                f"{path}: {key}: found {config.get(key)!r:.60}, expected {expected.get(key)!r:.60}"
+            )
 
 
 def _adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:

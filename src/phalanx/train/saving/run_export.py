@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -63,10 +64,10 @@ def verify_run_export(past: PastRun, directory: Path) -> str:
     if adapter is None:
         return verify_export(directory, past.final_weights_digest, None)
 
-    def read_adapter() -> Mapping[str, Tensor]:
+    def read_adapter() -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         checkpoint = past.open_verified()
         with _open_model(past.config, past, checkpoint) as (source, _):
-            return peft_files(read_trained(checkpoint), source, adapter)[1]
+            return peft_files(read_trained(checkpoint), source, adapter)
 
     return verify_export(directory, past.final_weights_digest, read_adapter)
 
