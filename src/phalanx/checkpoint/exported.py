@@ -93,9 +93,7 @@ def _check_adapter_config(path: Path, expected: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{path}: found a {type(config).__name__}; expected an object")
     for key in sorted(expected.keys() | config.keys()):
         if key not in config or key not in expected or config[key] != expected[key]:
-            raise VerificationError(
-                f"{path}: {key}: found {config.get(key)!r:.60}, expected {expected.get(key)!r:.60}"
-            )
+            raise VerificationError(f"{path}: {key}: found {config.get(key)!r:.60}, expected {expected.get(key)!r:.60}")
 
 
 def _adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
