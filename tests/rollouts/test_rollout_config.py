@@ -89,7 +89,7 @@ def test_writers_are_not_invited_to_a_port_that_nobody_knows(tmp_path, names):
 def test_a_name_that_is_no_writer_is_not_invited_as_one(tmp_path):
     (tmp_path / "run.toml").write_text(RUN)
 
-    with pytest.raises(ConfigError, match=r"pipeline\.remote_workers or may_join with east"):
+    with pytest.raises(ConfigError, match=r"nor east in pipeline\.remote_workers or pipeline\.may_join"):
         invited_to(tmp_path / "run.toml", ["east"], None, lambda run: pytest.fail("no stage is served"))
 
 
