@@ -100,14 +100,14 @@ def test_the_kernel_on_the_host_makes_adams_update_within_rounding():
 
 
 def test_a_killed_rank_comes_back_and_goes_on_with_the_same_losses(place, undisturbed):
-    """Not to the bit: the kernel keeps powers of its betas as running products, and a resumed one makes them anew."""
+    """To the bit: the kernel keeps powers of its betas as running products, and a resumed one makes them alike."""
     process = train_domain(place, *HOST)
     wait_for_step(place, process, 7)
 
     os.kill(rank_pid(process, 1), signal.SIGKILL)
     finish(process)
 
-    check_continued(place, undisturbed, exact=False)
+    check_continued(place, undisturbed)
     assert place.summary()["resumed_from"] >= 5
 
 

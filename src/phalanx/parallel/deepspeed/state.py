@@ -90,6 +90,22 @@ class ZeroState:
                 state[_STEP].fill_(float(num_steps))
             elif _STEP in state:
                 state[_STEP] = num_steps
+        self._repeat_powers(num_steps)
+
+    def _repeat_powers(self, num_steps: int) -> None:
+        """Have deepspeed's kernel on the host multiply its betas step by step, as a run that never stopped has.
+
+        It takes their powers at once otherwise, which differ in the last bits.
+        """
+        optimizer = self._engine.optimizer.optimizer
+        kernel = getattr(optimizer, "ds_opt_adam", None)
+        if kernel is None:
+            return
+        group, numbers = optimizer.param_groups[0], [torch.zeros(1) for _ in range(4)]
+        for step in range(1, num_steps + 1):
+            kernel.adam_update(
+                optimizer.opt_id, step, 0.0, *group["betas"], group["eps"], 0.0, group["bias_correction"], *numbers
+            )
 
     @property
     def _optimizer_state(self) -> Mapping[Any, dict[str, Any]]:
