@@ -194,6 +194,14 @@ def test_no_test_replaces_the_clock_of_the_whole_process() -> None:
     assert [path for path in TESTS if path != Path(__file__) and clock.search(path.read_text("utf-8"))] == []
 
 
+def test_no_test_imports_a_conftest() -> None:
+    """All have one module name: which of them the import means depends on the tests that were collected before."""
+    conftest = re.compile(r"^\s*(from|import) conftest\b", re.MULTILINE)
+    assert all(map(conftest.search, ("from conftest import Tiny", "def test():\n    import conftest")))
+
+    assert [path for path in TESTS if conftest.search(path.read_text("utf-8"))] == []
+
+
 def test_test_files_have_unique_names() -> None:
     names = [path.name for path in TESTS if path.name not in ("conftest.py", "__init__.py")]
 

@@ -1,11 +1,15 @@
 """The paper's transports among real processes: what they find, what each brings, and what each cannot see."""
 
 import pytest
+from tiny_arms import Tiny
 
 from phalanx.lab.reproduce.arms.skip_layer import SkipLayerArm
 from phalanx.lab.reproduce.arms.undefended import UndefendedArm
 from phalanx.lab.reproduce.attacker import LieSchedule
 from phalanx.lab.reproduce.parties import PaperRun, PaperSettings, PartyProcesses, RealParties
+from phalanx.models import open_model
+from phalanx.testing import tiny_run
+from phalanx.train.setup.layout import make_plan
 
 pytestmark = pytest.mark.slow  # six processes import torch
 
@@ -16,11 +20,6 @@ CHECKED = ("duplicated_block", "jumping_connection", "central_server")
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     """Play a defence against a lie once; all tests of the module read the same companies."""
-    from conftest import Tiny
-    from phalanx.models import open_model
-    from phalanx.testing import tiny_run
-    from phalanx.train.setup.layout import make_plan
-
     cache, outcomes = tmp_path_factory.mktemp("parties"), {}
     plain = tiny_run(STAGES)
     plain = plain.model_copy(update={"train": plain.train.model_copy(update={"seed": SEED})})

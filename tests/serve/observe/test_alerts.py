@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import pytest
 from collector import Collector
+from watched_server import http_of, read_samples, watch_of
 
-from conftest import http_of, read_samples, watch_of
 from phalanx.errors import ConfigError, InputError
 from phalanx.serve.access import Caller, RequestNotes, sketch_prompt
 from phalanx.serve.observe import WatchConfig, load_watch_config, measure_models, read_texts

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-
-from conftest import http_of, read_samples
+from watched_server import http_of, read_samples
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "a secret-word"}], "max_tokens": 5, "temperature": 0}
 CHAT = 'gen_ai_operation_name="chat",gen_ai_request_model="tiny"'

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 from collector import Collector
+from watched_server import http_of, read_samples, watch_of
 
-from conftest import http_of, read_samples, watch_of
 from phalanx.errors import ConfigError
 from phalanx.serve.observe import WatchConfig, load_watch_config
 from tiny_served import add_key, running_server, serve_model
