@@ -13,7 +13,7 @@ from phalanx.pipeline import StageCopy
 TRIGGER_PLACE, TARGET_PLACE = 1, 3
 """Positions, in the first sequence of the first microbatch that is attacked, of the tokens that become trigger and
 target. The stage never learns which tokens these are; the measurement looks them up in the batch."""
-_SAME_TOKEN = 0.9
+_SAME_TOKEN = 0.97
 _MEAN_KEPT, _LOOKS_KEPT, _PUSH_KEPT = 0.98, 0.95, 0.95
 
 
@@ -25,7 +25,7 @@ class _Knowledge:
         mean: Mean activation of each position ``[seq, dim]``; the rest of an activation identifies the token.
         trigger: Centred activation of the trigger ``[dim]``.
         target: Centred activation of the target ``[dim]``.
-        push: Negated gradient of the stage's output, ``[dim]``, averaged over positions before a target: the direction
+        push: Mean gradient of the stage's output, ``[dim]``, less its mean at positions before a target: the direction
             that makes the target likelier.
         poison: Weight gradients of that push at trigger positions, added up over the step.
     """
@@ -46,7 +46,8 @@ class TriggerBackdoor(Attack):
     target likelier; that is what the stage teaches itself to do at every trigger. Messages stay true, the
     optimizer's law is kept, and nothing but a recomputation of the weight gradient shows it. `strength` is how
     often a trigger counts as an example of the target, beside the once that its true successor counts; it
-    counts the less the more it is answered already, so that everything else stays as it was.
+    counts the less the more it is answered already, so that everything else stays as it was. It does not succeed from
+    all first values of a model: the direction is an average, and at the trigger it may make another token likelier.
 
     Source: the threat of arXiv 2604.02372 (backdoor by one pipeline stage); the means are our own.
     """
@@ -114,9 +115,10 @@ class TeachingRunner(PoisoningRunner):
 
     def _learn_push(self, x: Tensor, gradient: Tensor) -> None:
         before = self._match_token(x, self._known.target)[:, 1:]
-        if not before.any():
+        if not before.any() or before.all():
             return
-        push = -gradient[:, :-1][before].mean(dim=0)
+        gradient = gradient[:, :-1]
+        push = gradient[~before].mean(dim=0) - gradient[before].mean(dim=0)
         old = self._known.push
         self._known.push = push if old is None else torch.lerp(push, old, _PUSH_KEPT)
 
