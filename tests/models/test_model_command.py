@@ -150,7 +150,7 @@ def test_weights_of_another_shape_than_the_config_s_are_refused(pickled, tmp_pat
 
     assert command_line(["model", "convert", str(directory), str(tmp_path / "out")]) == 3
 
-    assert "fc1.weight has shape [48, 32]; config.json says [64, 32]" in capsys.readouterr().err
+    assert "fc1.weight' has shape [48, 32]; config.json says [64, 32]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

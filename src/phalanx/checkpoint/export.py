@@ -15,10 +15,12 @@ from phalanx.checkpoint.load import Checkpoint
 from phalanx.data import ChatCorpus, Corpus, TokenizerConfig
 from phalanx.data.chat import TEMPLATE_FILE
 from phalanx.data.preferences import PairCorpus
-from phalanx.data.tokenizers import open_tokenizer, original_tokenizer, read_json, vocabulary_digest
+from phalanx.data.tokenizers import TextTokenizer, open_tokenizer, original_tokenizer, read_json, vocabulary_digest
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
-from phalanx.models.directory import publish_model, refuse_existing, spare_directory
+from phalanx.models.cache import written_once
+from phalanx.models.classifier import HEAD_TENSORS, ClassifierForm
+from phalanx.models.directory import TOKENIZER, publish_model, refuse_existing, spare_directory
 from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer, with_older_keys
 from phalanx.models.weights import split_experts
 
@@ -56,6 +58,20 @@ class RunTokenizer:
             return run_tokenizer
         return replace(run_tokenizer, template=corpus.template, end_of_turn=corpus.end_of_turn)
 
+    @classmethod
+    def from_text_tokenizer(
+        cls, config: TokenizerConfig, source: ModelSource, tokenizer: TextTokenizer, cache_dir: Path
+    ) -> "RunTokenizer":
+        """Find the tokenizer file of the config; one that was trained on labelled texts is written into the cache."""
+
+        def write(target: Path) -> None:
+            (target / TOKENIZER).write_bytes(tokenizer.to_json())
+
+        file = original_tokenizer(config, source.tokenizer_path)
+        if file is None:
+            file = written_once(cache_dir / f"tokenizer-{vocabulary_digest(tokenizer)[:32]}", write) / TOKENIZER
+        return cls(file, tokenizer.eos_id, of_model=config.kind == "model")
+
 
 def export_model(
     checkpoint: Checkpoint,
@@ -65,6 +81,8 @@ def export_model(
     adapter: AdapterConfig | None,
     merge: bool = False,
     tokenizer: RunTokenizer | None = None,
+    trained: Mapping[str, Tensor] | None = None,
+    classifier: ClassifierForm | None = None,
 ) -> None:
     """Write config, weights, tokenizer and generation defaults; for an adapter, what peft writes instead of a model.
 
@@ -74,6 +92,8 @@ def export_model(
         source: The model that was trained, or that the adapter belongs to.
         adapter: Trained adapter; None where all weights were trained.
         merge: Add the adapter to the model's own weights and write a whole model.
+        trained: What was trained, where the checkpoint is sealed and does not show it.
+        classifier: Form of a model that classifies texts; None of a language model.
 
     Raises:
         CheckpointError: `out` exists, cannot be written, or the checkpoint is not of this model, or of this vocabulary.
@@ -81,15 +101,16 @@ def export_model(
     refuse_existing(out)
     if tokenizer is not None:
         checkpoint.check_vocabulary(vocabulary_digest(open_tokenizer(tokenizer.file, tokenizer.eos_id)))
-    trained = read_trained(checkpoint)
+    if trained is None:
+        trained = read_trained(checkpoint)
     with spare_directory(out) as spare:
         if adapter is not None and not merge:
-            config, named = peft_files(trained, source, adapter)
+            config, named = peft_files(trained, source, adapter, classifier)
             (spare / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             save_file(named, spare / "adapter_model.safetensors", _METADATA)
         else:
             weights = trained if adapter is None else merge_weights(trained, source, adapter)
-            write_model(spare, weights, source, tokenizer)
+            write_model(spare, weights, source, tokenizer, classifier)
         if tokenizer is not None:
             _write_tokenizer(spare, tokenizer)
         publish_model(spare, out)
@@ -105,10 +126,16 @@ def read_trained(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def write_model(
-    target: Path, weights: Mapping[str, Tensor], source: ModelSource, tokenizer: RunTokenizer | None
+    target: Path,
+    weights: Mapping[str, Tensor],
+    source: ModelSource,
+    tokenizer: RunTokenizer | None,
+    classifier: ClassifierForm | None = None,
 ) -> None:
     """Write config, generation defaults and weights of a whole model."""
     expected = set(parameter_names(source.hub_config))
+    if classifier is not None:
+        expected |= HEAD_TENSORS
     if set(weights) != expected:
         differing = sorted(expected ^ set(weights))
         raise CheckpointError(
@@ -119,7 +146,11 @@ def write_model(
     if config.get("tie_word_embeddings") and not source.family.ties_head(source.hub_config):
         # a T5 of version 1.1: transformers 4 and others read nothing else for it
         config["tie_word_embeddings"] = False
-    config["architectures"] = config.get("architectures") or [architecture_of(source.hub_config.model_type)]
+    if classifier is None:
+        config["architectures"] = config.get("architectures") or [architecture_of(source.hub_config.model_type)]
+    else:
+        config |= classifier.describe_classes()
+        weights = classifier.rename_head(weights)
     generation = source.directory / GENERATION
     if tokenizer is not None and not tokenizer.of_model:
         ends = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}

@@ -20,19 +20,26 @@ from phalanx.models import (
     parameter_shapes,
 )
 from phalanx.models.adapters.updates import LowRankUpdate, updates_of
+from phalanx.models.classifier import HEAD_TENSORS, ClassifierForm
 from phalanx.models.family import SCORE, SCORE_WEIGHT
 
 _SPF = ".spf_delta"
 
 
 def peft_files(
-    trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterConfig
+    trained: Mapping[str, Tensor],
+    source: ModelSource,
+    adapter: AdapterConfig,
+    classifier: ClassifierForm | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return what ``adapter_config.json`` and ``adapter_model.safetensors`` hold."""
     if isinstance(adapter, SpfConfig):
         raise CheckpointError("model.adapter: peft does not support spf; use --merge for a whole model")
+    if classifier is not None and not isinstance(adapter, LoraConfig):
+        raise CheckpointError("model.adapter: only LoRA is exported with the head of a classifier")
+    task = "CAUSAL_LM" if classifier is None else "TOKEN_CLS"
     config: dict[str, Any] = {
-        "task_type": "SEQ_CLS" if source.head_kind == "score" else "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if source.head_kind == "score" else task,
         # a name, for where the model lies is private
         "base_model_name_or_path": source.directory.resolve().name,
         "inference_mode": True,
@@ -52,9 +59,22 @@ def peft_files(
         "use_dora": adapter.dora,
         "use_rslora": adapter.rslora,
     }
-    if source.head_kind != "lm":
+    layers = _adapted_layers(trained, source)
+    if len(layers) < source.num_layers:
+        # a split trains the layers behind its cut alone
+        config["layers_to_transform"] = layers
+    if classifier is not None:
+        config["modules_to_save"] = [classifier.head]
+        trained = classifier.rename_head(trained)
+    elif source.head_kind != "lm":
         config["modules_to_save"] = [SCORE]
     return config, {f"base_model.model.{name}": tensor.contiguous() for name, tensor in trained.items()}
+
+
+def _adapted_layers(trained: Mapping[str, Tensor], source: ModelSource) -> list[int]:
+    """Return the numbers of the blocks that an adapter has matrices for."""
+    blocks = f"{source.family.trunk}.{source.family.blocks}."
+    return sorted({int(name.removeprefix(blocks).partition(".")[0]) for name in trained if name.startswith(blocks)})
 
 
 def merge_weights(
@@ -66,14 +86,16 @@ def merge_weights(
     if isinstance(adapter, PrefixConfig | PromptEncoderConfig):
         raise CheckpointError("model.adapter: virtual tokens are not weights of the model; remove --merge")
     weights = read_weights(source)
+    heads = {name: values for name, values in trained.items() if name in {SCORE_WEIGHT, *HEAD_TENSORS}}
+    trained = {name: values for name, values in trained.items() if name not in HEAD_TENSORS}
     if isinstance(adapter, LoraConfig):
         add_updates(weights, lora_updates(trained, source, adapter), source)
     else:
-        for name in sorted(trained.keys() - {SCORE_WEIGHT}):
+        for name in sorted(trained.keys() - heads.keys()):
             layer, values = name.removesuffix(_SPF), trained[name]
             _require_tensor(f"{layer}.weight" in weights, name)
             weights[f"{layer}.weight"] = add_spf(weights[f"{layer}.weight"], layer, values, source.hub_config, adapter)
-    return weights | {name: values for name, values in trained.items() if name == SCORE_WEIGHT}
+    return weights | heads
 
 
 def read_weights(source: ModelSource) -> dict[str, Tensor]:

@@ -53,7 +53,7 @@ def verify_export(
     else:
         config, tensors = read_adapter()
         _check_adapter_config(directory / _ADAPTER_CONFIG, config)
-        digest, signed = weights_digest(_adapter_tensors(directory / _ADAPTER)), weights_digest(tensors.items())
+        digest, signed = weights_digest(read_adapter_tensors(directory / _ADAPTER)), weights_digest(tensors.items())
     if digest != signed:
         raise VerificationError(
             f"{directory}: weights have digest {digest}; but the run ended with {signed}: they were changed, "
@@ -96,7 +96,12 @@ def _check_adapter_config(path: Path, expected: Mapping[str, Any]) -> None:
             raise VerificationError(f"{path}: {key}: found {config.get(key)!r:.60}, expected {expected.get(key)!r:.60}")
 
 
-def _adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+def read_adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of an adapter's file by name.
+
+    Raises:
+        CheckpointError: The file is missing or malformed.
+    """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118 - a file is no mapping

@@ -30,6 +30,7 @@ from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
+from phalanx.cli.models.classify import CLASSIFY_EPILOG, classify
 from phalanx.cli.models.evaluate import EVAL_EPILOG, evaluate
 from phalanx.cli.models.export import EXPORT_EPILOG, export
 from phalanx.cli.models.generate import generate
@@ -88,6 +89,7 @@ PANELS: dict[str, dict[str, tuple[Callable[..., object], str] | typer.Typer]] = 
             'Example: phalanx generate runs/first --prompt "The owner" --max-new-tokens 40\n\n'
             "Example: phalanx generate runs/first --input prompts.jsonl --out texts.jsonl --temperature 0",
         ),
+        "classify": (classify, CLASSIFY_EPILOG),
         "laptop": (laptop, LAPTOP_EPILOG),
         "explain": (explain, "Example: phalanx explain PHX-C005"),
     },

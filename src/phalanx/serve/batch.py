@@ -1,7 +1,7 @@
 """Many prompts from a file to a file, one JSON object a line; lines from before an interruption are kept."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def complete_file(model: TextModel, source: Path, target: Path, sampling: Sampli
     """
     lines = list(_read_prompts(source))
     prompts = [_prompt_ids(model, entry, f"{source}, line {number}") for number, entry in enumerate(lines, start=1)]
-    done = _finished_rows(target, lines)
+    done = count_finished_rows(target, [line.record for line in lines])
     told(done, len(lines))
     try:
         with target.open("a", encoding="utf-8") as stream:
@@ -89,8 +89,12 @@ def _prompt_ids(model: TextModel, line: PromptRow, where: str) -> list[int]:
         raise DataError(f"{where}: {exc}") from exc
 
 
-def _finished_rows(target: Path, lines: list[PromptRow]) -> int:
-    """Lines of the target that are whole; a torn last one is cut off."""
+def count_finished_rows(target: Path, inputs: Sequence[Mapping[str, Any]]) -> int:
+    """Count the lines of a target that are whole; a torn last one is cut off.
+
+    Args:
+        inputs: Lines of the input; each is a part of its line in the target.
+    """
     if not target.exists():
         return 0
     try:
@@ -101,12 +105,8 @@ def _finished_rows(target: Path, lines: list[PromptRow]) -> int:
                 stream.truncate(len(complete_rows))
         records = [json.loads(row) for row in complete_rows.splitlines()]
     except (OSError, ValueError, RecursionError) as exc:
-        raise DataError(f"{target}: is there already and holds no completions ({exc}); give another name") from exc
+        raise DataError(f"{target}: is there already and holds no results ({exc}); give another name") from exc
     for number, record in enumerate(records, start=1):
-        if (
-            number > len(lines)
-            or not isinstance(record, dict)
-            or not lines[number - 1].record.items() <= record.items()
-        ):
+        if number > len(inputs) or not isinstance(record, dict) or not inputs[number - 1].items() <= record.items():
             raise DataError(f"{target}, line {number}: is of another input; give another name")
     return len(records)

@@ -30,6 +30,7 @@ from phalanx.data.borders import bare_encoder, border_of, drop_trailing_ids
 from phalanx.data.chat import ChatEncoder, ChatMessage, model_template
 from phalanx.data.chat.conversation import Conversation
 from phalanx.errors import DataError, ModelError
+from phalanx.models.classifier import CLASSIFIER_KEY
 from phalanx.models.digest import weights_digest
 from phalanx.models.directory import read_config
 from phalanx.models.families import TRANSFORMERS_REFUSALS
@@ -64,6 +65,8 @@ class TextModel:
         config = read_config(directory)
         if head_kind(config) == "score":
             raise ModelError(f"{directory}: gives each text a score, and has no language model's head")
+        if CLASSIFIER_KEY in config:
+            raise ModelError(f"{directory}: classifies texts and writes none; use phalanx classify")
         family = FAMILIES.get(str(config.get("model_type")))
         if family is not None and family.predicts == "hidden":
             raise ModelError(

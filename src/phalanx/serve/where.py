@@ -1,13 +1,18 @@
 """The model that a path means: a run, one of its checkpoints, or a directory in the hub's layout."""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from phalanx.engine.device import check_device
 from phalanx.errors import ModelError
 from phalanx.serve.place import check_place, checkpoint_place, is_run
+from phalanx.serve.text_classifier import TextClassifier
 from phalanx.serve.text_model import TextModel
 from phalanx.train import PastRun, export_run
+
+_Model = TypeVar("_Model")
 
 
 def open_text_model(
@@ -36,6 +41,41 @@ def open_text_model(
         ConfigError: The run needs code of the user's own, which may not be run, or this machine lacks the device.
     """
     check_device(device, "device")
+
+    def open_directory(directory: Path) -> TextModel:
+        return TextModel(directory, device, stages)
+
+    return _open_place(where, open_directory, step=step, best=best, certificate=certificate, own_code=own_code)
+
+
+def open_classifier(
+    where: Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    certificate: Path | None = None,
+    own_code: bool = False,
+    device: str = "cpu",
+) -> TextClassifier:
+    """Open the model that classifies texts at a path, as `open_text_model` opens one that writes them."""
+    check_device(device, "device")
+
+    def open_directory(directory: Path) -> TextClassifier:
+        return TextClassifier(directory, device)
+
+    return _open_place(where, open_directory, step=step, best=best, certificate=certificate, own_code=own_code)
+
+
+def _open_place(
+    where: Path,
+    open_directory: Callable[[Path], _Model],
+    *,
+    step: int | None,
+    best: bool,
+    certificate: Path | None,
+    own_code: bool,
+) -> _Model:
+    """Open the model directory at a path; of a run, a spare one with a checkpoint's whole model."""
     place = checkpoint_place(where)
     if place is not None and step is None and not best:
         where, step = place
@@ -43,9 +83,10 @@ def open_text_model(
         past = PastRun(where, certificate)
         with tempfile.TemporaryDirectory(prefix="phalanx-model-") as spare:
             directory = Path(spare) / "model"
-            export_run(past, directory, step=step, best=best, merge=True, own_code=own_code)
-            return TextModel(directory, device, stages)
+            merge = past.config.model.adapter is not None
+            export_run(past, directory, step=step, best=best, merge=merge, own_code=own_code)
+            return open_directory(directory)
     check_place(where)
     if step is not None or best:
         raise ModelError(f"{where}: is a model directory, which has no checkpoints; leave --step and --best out")
-    return TextModel(where, device, stages)
+    return open_directory(where)

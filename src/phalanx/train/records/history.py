@@ -22,6 +22,7 @@ class RunHistory:
         convicted_writers: The same of workers that write texts.
         revoked: Parties with a certificate that the owner has taken back; they never come back.
         final_weights_digest: Digest at the run's end; None while it has not ended.
+        released_digest: Digest of the adapters that an enclave has let out; None where it let out none.
         head: End of the log; None when it is empty.
         opened: Whether a session has named its training data; before that, it may have ended during preparations.
         adopted: Whether the run began where another one was.
@@ -37,6 +38,7 @@ class RunHistory:
     convicted_writers: set[str] = field(default_factory=set)
     revoked: set[str] = field(default_factory=set)
     final_weights_digest: str | None = None
+    released_digest: str | None = None
     head: LogHead | None = None
     opened: bool = False
     adopted: bool = False
@@ -122,6 +124,8 @@ def _note_line(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
         history.policies.add(str(body["policy"]))
     if kind == CONFIG_CHANGED:
         history.configs |= {str(body["from"]), str(body["to"])}
+    if kind == "released":
+        history.released_digest = body.get("weights_digest")
     if kind == "revoked":
         history.revoked.add(certified_name(body["party"]))
     if kind in ("run_started", "run_resumed") and body.get("audit_key_commitment") is not None:

@@ -31,6 +31,7 @@ class PastRun:
 
     Attributes:
         policies: Digests of the policies that its sessions were begun under, from the log.
+        released_digest: Digest in its log of the adapters that its enclave has let out; None where it let out none.
         verdicts: Bodies of the events `verdict` of its log, oldest first.
         final_weights_digest: Final digest in its log; None while it has not ended.
     """
@@ -45,6 +46,7 @@ class PastRun:
         self._certified, self._configs = history.certified, history.configs
         self.policies = frozenset(history.policies)
         self.final_weights_digest = history.final_weights_digest
+        self.released_digest = history.released_digest
         self.verdicts = [body for kind, body in history.decisions if kind == "verdict"]
 
     def key_holder(self) -> KeyHolder | None:

@@ -26,6 +26,8 @@ ATTACK_LOG = "attack.jsonl"
 OWNER_CERTIFICATE = "owner.pem"
 """A copy of the owner's certificate, wherever its keys are."""
 
+ADAPTERS = "adapters.safetensors"
+"""File of the adapters that the enclave of a split has let out."""
 HEAD_FILE = Path("secrets") / "audit.head"
 _OWN_NAMES = ("config.toml", "pki", "secrets", "events.jsonl", "steps.jsonl", "metrics.jsonl", "checkpoints", _SUMMARY)
 

@@ -11,14 +11,17 @@ from torch import Tensor
 from phalanx.checkpoint import Checkpoint
 from phalanx.checkpoint.export import RunTokenizer, export_model, read_trained
 from phalanx.checkpoint.export_adapter import peft_files
-from phalanx.checkpoint.exported import verify_export
+from phalanx.checkpoint.exported import read_adapter_tensors, verify_export
 from phalanx.checkpoint.kept_model import check_kept, open_kept
 from phalanx.data import prepare_corpus
-from phalanx.models import ModelSource, open_model
+from phalanx.data.tasks import TASKS
+from phalanx.errors import CheckpointError, ConfigError
+from phalanx.models import ModelSource, open_model, weights_digest
+from phalanx.models.classifier import ClassifierForm, find_classifier_form
 from phalanx.objectives.pretraining import mask_token_of
-from phalanx.train.config import RunConfig
+from phalanx.train.config import RunConfig, SplitRun
 from phalanx.train.records.past_run import PastRun
-from phalanx.train.records.run_directory import cache_beside
+from phalanx.train.records.run_directory import ADAPTERS, cache_beside
 from phalanx.train.setup.preflight import load_past_code
 
 
@@ -43,13 +46,23 @@ def export_run(
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is damaged, or the run directory's copy of the model was
-            altered, or `out` exists.
+            altered, or `out` exists, or an enclave has let nothing out.
     """
     config = load_past_code(past.config, past.path, allowed=own_code)
+    if isinstance(config, SplitRun) and (step is not None or best):
+        raise ConfigError(f"{past.path}: a split's checkpoints are sealed; leave --step and --best out")
     checkpoint = past.open_verified(step, best=best)
     with _open_model(config, past, checkpoint) as (source, of_run):
-        tokenizer = replace(of_run, mask_token=mask_token_of(config.train.objective))
-        export_model(checkpoint, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
+        export_model(
+            checkpoint,
+            source,
+            out,
+            adapter=config.model.adapter,
+            merge=merge,
+            tokenizer=replace(of_run, mask_token=mask_token_of(config.train.objective)),
+            trained=_read_trained(past, checkpoint),
+            classifier=_find_classifier(config, source),
+        )
     return checkpoint.step
 
 
@@ -62,14 +75,47 @@ def verify_run_export(past: PastRun, directory: Path) -> str:
     """
     adapter = past.config.model.adapter
     if adapter is None:
+        if past.config.data.labelled is not None:
+            raise CheckpointError(f"{past.path}: trained all weights of a classifier, which are not compared yet")
         return verify_export(directory, past.final_weights_digest, None)
 
     def read_adapter() -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         checkpoint = past.open_verified()
         with _open_model(past.config, past, checkpoint) as (source, _):
-            return peft_files(read_trained(checkpoint), source, adapter)
+            trained = _read_trained(past, checkpoint)
+            return peft_files(trained, source, adapter, _find_classifier(past.config, source))
 
     return verify_export(directory, past.final_weights_digest, read_adapter)
+
+
+def _read_trained(past: PastRun, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
+    """Read what a run has trained: of a split, what its enclave has let out, since its checkpoints are sealed."""
+    if not isinstance(past.config, SplitRun):
+        return read_trained(checkpoint)
+    path = past.path / ADAPTERS
+    if past.final_weights_digest is None or not path.is_file():
+        raise CheckpointError(
+            f"{path}: missing: adapters leave the enclave at the end of a run with [split.release], if that permits; "
+            "events.jsonl says why they did not"
+        )
+    trained = dict(read_adapter_tensors(path))
+    digest = weights_digest(trained.items())
+    if digest != past.released_digest:
+        raise CheckpointError(
+            f"{path}: has digest {digest:.16}..., but the run's log says {past.released_digest!s:.16}... of what left "
+            "the enclave; restore the file"
+        )
+    return trained
+
+
+def _find_classifier(config: RunConfig, source: ModelSource) -> ClassifierForm | None:
+    """Find the form of a model that classifies texts; None of a language model."""
+    labelled = config.data.labelled
+    if labelled is None:
+        return None
+    own = labelled.own_task
+    classes = TASKS[labelled.task_name].load(labelled.home).classes if own is None else own.classes
+    return find_classifier_form(source, tuple(classes), config.data.sequence_length)
 
 
 @contextlib.contextmanager

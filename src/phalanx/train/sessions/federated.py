@@ -109,6 +109,9 @@ class FederatedFactory:
         if texts.labelled is not None and run.data.labelled is not None:
             context.figures.texts = describe_texts(texts.labelled, run.data.labelled.task_name, run.train.seed)
             vocabulary = texts.labelled.vocabulary_digest
+            tokenizer = RunTokenizer.from_text_tokenizer(
+                run.data.tokenizer, source, texts.labelled.tokenizer, context.home.cache_directory / "data"
+            )
         else:
             corpus = texts.corpus
             if corpus is None:

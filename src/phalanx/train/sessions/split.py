@@ -9,12 +9,14 @@ from rich.console import Group, RenderableType
 from safetensors.torch import save_file
 
 from phalanx.checkpoint import Shard
+from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data import Corpus
-from phalanx.data.config import OWN_TASK
+from phalanx.data.config import OWN_TASK, BpeConfig
 from phalanx.data.loader import HeldOut, Sequences
 from phalanx.data.preferences import PairCorpus
+from phalanx.data.tokenizers import load_tokenizer
 from phalanx.errors import ReleaseRefusedError, TrainingError
-from phalanx.models import ModelSource, open_model, stage_table
+from phalanx.models import ModelSource, open_model, stage_table, weights_digest
 from phalanx.models.layout import check_vocabulary
 from phalanx.pipeline import LocalWorkers, Observe
 from phalanx.security.crypto import RevokedParties
@@ -32,6 +34,7 @@ from phalanx.train.batches.scores import describe_texts
 from phalanx.train.config import SplitPipelineRun, SplitRun
 from phalanx.train.engines.split_engine import LocalClients, RemoteClients, SplitEngine
 from phalanx.train.records.record import RunRecorder
+from phalanx.train.records.run_directory import ADAPTERS
 from phalanx.train.records.unstarted import MIDDLE
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
@@ -51,8 +54,6 @@ from phalanx.train.sessions.split_parties import AppraisedClients, RefusedClient
 from phalanx.train.setup.row_attention import attends_in_documents
 from phalanx.train.setup.shown_config import shown_config
 from phalanx.train.setup.stage_table import stages_of
-
-ADAPTERS = "adapters.safetensors"
 
 
 def describe_split(run: SplitRun, source: ModelSource) -> RenderableType:
@@ -101,7 +102,8 @@ class SplitFactory:
             turns = RemoteTurns(run.train.batch_size, run.data.sequence_length)
             if run.data.labelled is not None:
                 context.figures.texts = {"task": OWN_TASK, "classes": num_classes_of(run)}
-            yield RemoteSetup(context, RunMaterial(source, turns, turns), turns)
+            tokenizer = _remote_tokenizer(context, source)
+            yield RemoteSetup(context, RunMaterial(source, turns, turns, tokenizer=tokenizer), turns)
             return
         labelled = _prepare_task(context, source)
         corpus = labelled or context.prepare_corpus(source)
@@ -113,7 +115,21 @@ class SplitFactory:
         if isinstance(corpus, Corpus):
             named = context.validation_sets(source, corpus)
             evaluator = SuiteEvaluator.from_run(run, corpus.tokenizer_path, corpus.eos_id, context.home.path)
-        material = RunMaterial(source, corpus, loader, named, vocabulary=corpus.vocabulary_digest, evaluator=evaluator)
+        if isinstance(corpus, LabelledTexts):
+            tokenizer = RunTokenizer.from_text_tokenizer(
+                run.data.tokenizer, source, corpus.tokenizer, context.home.cache_directory / "data"
+            )
+        else:
+            tokenizer = RunTokenizer.from_config(run.data.tokenizer, source, corpus)
+        material = RunMaterial(
+            source,
+            corpus,
+            loader,
+            named,
+            vocabulary=corpus.vocabulary_digest,
+            tokenizer=tokenizer,
+            evaluator=evaluator,
+        )
         yield SplitSetup(context, material, labelled, self._open_workers)
 
 
@@ -294,7 +310,7 @@ class RunningSplit:
         path.touch(mode=0o600)
         save_file(tensors, path)
         summary["released"] = True
-        self._recorder.observe_event("released", dict(permitted))
+        self._recorder.observe_event("released", {**permitted, "weights_digest": weights_digest(tensors.items())})
 
     @property
     def _split_facts(self) -> dict[str, Any]:
@@ -311,6 +327,15 @@ def _drawn_from(
     if isinstance(corpus, PairCorpus):
         return {name: corpus.share_of(number, len(clients)) for number, name in enumerate(clients)}
     return corpus.clients if isinstance(corpus, LabelledTexts) else corpus
+
+
+def _remote_tokenizer(context: SessionContext[SplitRun], source: ModelSource) -> RunTokenizer | None:
+    """Return the tokenizer that the run file names; None where it would be trained on text that clients have."""
+    config = context.run.data.tokenizer
+    if isinstance(config, BpeConfig):
+        return None
+    tokenizer = load_tokenizer(config, source.tokenizer_path)
+    return RunTokenizer.from_text_tokenizer(config, source, tokenizer, context.home.cache_directory / "data")
 
 
 def _prepare_task(context: SessionContext[SplitRun], source: ModelSource) -> LabelledTexts | None:
