@@ -1,12 +1,17 @@
-"""A classification as users start it, on every carrier and after every kill; masked workers in sandboxes."""
+"""A classification as users start it, on every carrier and after every kill, exported; masked workers in sandboxes."""
 
 import gzip
 import json
 
 import pytest
 from real_runs import TINY, descendant, exists
+from safetensors.torch import load_file, save_file
 
-from phalanx.data.tasks.medquad import CLASSES
+from phalanx.data.tasks import share_out
+from phalanx.data.tasks.medquad import CLASSES, MEDQUAD
+from phalanx.errors import CheckpointError, ConfigError, ModelError
+from phalanx.serve import open_classifier
+from phalanx.train import PastRun, export_run, verify_run_export
 
 pytestmark = pytest.mark.slow
 SPLIT = """
@@ -35,15 +40,19 @@ def write_texts(home):
             file.write(json.dumps({"q": "", "a": text, "qtype": kind, "source": f"site-{number % 6}"}) + "\n")
 
 
+def classifying_text(section, home):
+    """The run file of a tiny scratch model that learns classes."""
+    text = TINY[: TINY.index("[pipeline]")].replace("[data]", section.format(home=home))
+    lines = [line for line in text.splitlines() if not line.startswith(("sources", "validation_share", "max_"))]
+    return (
+        "\n".join(lines).replace("[train]", '[train]\nobjective = "classification"').replace("steps = 8", "steps = 12")
+    )
+
+
 @pytest.fixture
 def medical(place):
     write_texts(place.path)
-    text = TINY[: TINY.index("[pipeline]")].replace("[data]", SPLIT.format(home=place.path))
-    kept = [line for line in text.splitlines() if not line.startswith(("sources", "validation_share", "max_"))]
-    text = (
-        "\n".join(kept).replace("[train]", '[train]\nobjective = "classification"').replace("steps = 8", "steps = 12")
-    )
-    place.run_file.write_text(text)
+    place.run_file.write_text(classifying_text(SPLIT, place.path))
     return place
 
 
@@ -51,6 +60,28 @@ def lines_of(place, run_dir):
     lines = [json.loads(line) for line in (place.path / run_dir / "metrics.jsonl").read_text().splitlines()]
     keys = ("step", "loss", "grad_norm", "batch", "validation_accuracy", "validation_macro_f1")
     return [tuple(line.get(key) for key in keys) for line in lines]
+
+
+FEDERATED = """
+[model.adapter]
+rank = 2
+
+[federated]
+sites = ["north", "south"]
+local_steps = 2
+
+[data]
+labelled = {{ task = "medquad", home = "{home}", texts_per_client = 32, test_texts = 40 }}
+"""
+
+
+def accuracy_of(model, run, parties):
+    """The share of held-out texts that an exported classifier puts into their class."""
+    labelled = run.data.labelled
+    sizes = (len(parties), labelled.texts_per_client, labelled.test_texts, labelled.alpha, run.train.seed)
+    texts = share_out(MEDQUAD.load(labelled.home), *sizes).test
+    results = model.classify_texts([example.text for example in texts])
+    return sum(result.label == CLASSES[example.label] for result, example in zip(results, texts, strict=True)) / 40
 
 
 def or_skip(place, process):
@@ -91,6 +122,50 @@ def test_whoever_is_killed_a_classification_goes_on_with_the_same_bits(medical):
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
     assert summary["classification"] == clean["classification"]
     assert lines_of(medical, "run") == lines_of(medical, "clean")
+
+
+def test_what_an_enclave_lets_out_classifies_held_out_texts_as_the_run_did(medical, tmp_path):
+    released = "split.release={min_clients=2, clip_norm=100.0}"
+    summary = medical.finish(released)
+    past = PastRun(medical.path / "run")
+
+    found = accuracy_of(open_classifier(past.path), past.config, past.config.split.client_names)
+    assert found == summary["classification"]["accuracy"]
+    export_run(past, tmp_path / "peft")
+    assert verify_run_export(past, tmp_path / "peft") == summary["final_weights_digest"]
+
+    adapters = past.path / "adapters.safetensors"
+    tensors = load_file(adapters)
+    tensors["lm_head.bias"][0] += 1
+    save_file(tensors, adapters)
+    with pytest.raises(CheckpointError, match="left the enclave; restore the file"):
+        export_run(past, tmp_path / "altered")
+    with pytest.raises(ConfigError, match="checkpoints are sealed"):
+        export_run(past, tmp_path / "step", step=3)
+
+
+def test_a_split_that_let_nothing_out_is_not_exported(medical, tmp_path):
+    medical.finish("train.steps=2")
+
+    with pytest.raises(CheckpointError, match=r"adapters\.safetensors: missing: adapters leave the enclave at the end"):
+        export_run(PastRun(medical.path / "run"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+def test_a_federated_classifier_classifies_held_out_texts_as_the_run_did(place, tmp_path, adapter):
+    write_texts(place.path)
+    section = FEDERATED if adapter else FEDERATED.replace("[model.adapter]\nrank = 2\n", "")
+    place.run_file.write_text(classifying_text(section, place.path))
+    summary = place.finish()
+    past = PastRun(place.path / "run")
+
+    model = open_classifier(past.path)
+    assert accuracy_of(model, past.config, past.config.federated.sites) == summary["classification"]["accuracy"]
+    if adapter:
+        export_run(past, tmp_path / "peft")
+        assert verify_run_export(past, tmp_path / "peft") == summary["final_weights_digest"]
+        with pytest.raises(ModelError, match="is an adapter without its model"):
+            open_classifier(tmp_path / "peft")
 
 
 @pytest.mark.parametrize("second", ["false", "true"])

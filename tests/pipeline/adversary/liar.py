@@ -388,6 +388,7 @@ class LyingCompany(TurnCompany):
     Attributes:
         coverage: (state of the owner, statement or event) that were reached.
         trace: Digest of everything that the owner said, heard and noted, in order, by kind and party.
+        heard_headers: Bytes of the headers of what the owner has heard.
     """
 
     _endpoint_class = LyingEndpoint
@@ -397,6 +398,7 @@ class LyingCompany(TurnCompany):
         self._liars = liars
         self.coverage: set[tuple[Any, ...]] = set()
         self.trace = hashlib.sha256()
+        self.heard_headers: set[bytes] = set()
         self._said: set[str] = set()
         self._place = (0, 0)
         # a party that comes back is the same one under another name
@@ -424,6 +426,7 @@ class LyingCompany(TurnCompany):
 
     def owner_hears(self, frame):
         """Note a statement in the owner's present state."""
+        self.heard_headers.add(bytes(frame.header.header_bytes))
         epoch, step = (frame.body.get(name) for name in ("epoch", "step"))
         relative = tuple(_compared(one, other) for one, other in zip((epoch, step), self._place, strict=True))
         self.coverage.add((frozenset(self._said), frame.kind, self._is_liar(frame.sender), relative))

@@ -6,7 +6,7 @@ import re
 import shutil
 import threading
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,7 +63,7 @@ class Outcome:
         evidence_bytes: On disk.
         fired: Acts that were carried out, of each party.
         points: That each party with acts came by.
-        beyond: Parties that have sent a value that nothing can have.
+        beyond: Parties that have sent a value that nothing can have, where anybody was left to read it.
         lied: Parties that have sent a tensor that is not what they computed.
         coverage: As the company's.
         trace: Digest of what the owner said, heard and noted: two runs with the same one went alike.
@@ -183,13 +183,18 @@ class Theatre:
         for name, liar in liars.items():
             liar.host_view.identity = company.party_identity(name)
         outcome, has_checkpoint = Outcome(), False
+        num_words: dict[str, int] = {}
+
+        def note_end() -> None:
+            num_words.update({name: len(liar.host_view.headers) for name, liar in liars.items()})
+
         try:
             with company:
                 if schedule.victims:
                     # a session has the state before its first step without asking anybody
                     company.save_step()
                 has_checkpoint = True
-                outcome.weights = _train(company, schedule)
+                outcome.weights = _train(company, schedule, note_end)
                 if sum(liar.num_sent_bytes for liar in liars.values()) > MANY_BYTES or not schedule.liars:
                     outcome.kept_bytes = kept_bytes(company.engine)
         except EndlessError:
@@ -204,7 +209,11 @@ class Theatre:
         outcome.points = {name: liar.points for name, liar in liars.items()}
         outcome.coverage, outcome.trace = company.coverage, company.trace.hexdigest()
         outcome.lied = {name for name, liar in liars.items() if liar.has_lied}
-        outcome.beyond = {name for name, liar in liars.items() if any(map(_is_beyond, _sent(liar)))}
+        outcome.beyond = {
+            name
+            for name, liar in liars.items()
+            if any(map(_is_beyond, _sent(liar, num_words.get(name), company.heard_headers)))
+        }
         outcome.offline, outcome.evidence_bytes = self._explained(company)
         outcome.unproven = self._unproven(company, run)
         return outcome
@@ -301,9 +310,18 @@ class Theatre:
         return LyingCompany(run, directory, liars, cache=self.directory / "models", **kwargs)
 
 
-def _sent(liar: Liar) -> list[HeaderFields]:
-    """What a party has sent to others."""
-    mine = (header.fields for header, _ in liar.host_view.headers)
+def _sent(liar: Liar, num_words: int | None, heard: Container[bytes]) -> list[HeaderFields]:
+    """What a party has sent to others: until the last step ended all, and behind it what the owner has heard.
+
+    A word that comes when the owner has all that it asked for is read by nobody.
+
+    Args:
+        num_words: Those of `liar.host_view` until then; None where the last step did not end.
+        heard: Bytes of the headers of what the owner has heard.
+    """
+    headers = [header for header, _ in liar.host_view.headers]
+    behind = len(headers) if num_words is None else num_words
+    mine = [header.fields for n, header in enumerate(headers) if n < behind or header.header_bytes in heard]
     return [each for each in mine if certified_name(each.sender) == liar.name and each.sender != each.receiver]
 
 
@@ -345,8 +363,12 @@ def _may_end(outcome: Outcome, parties: set[str]) -> bool:
     return isinstance(outcome.ended, PhalanxError) and not outcome.has_begun and bool(named) and named <= parties
 
 
-def _train(company, schedule: Schedule) -> str:
-    """Every step and the end, as a session has it; where all copies of a stage are gone, again from the checkpoint."""
+def _train(company, schedule: Schedule, note_end: Callable[[], None]) -> str:
+    """Every step and the end, as a session has it; where all copies of a stage are gone, again from the checkpoint.
+
+    Args:
+        note_end: Called behind the last step, before the weights are fetched.
+    """
     falls, step, done = 0, 0, set()
     while True:
         for move in schedule.moves:
@@ -355,6 +377,7 @@ def _train(company, schedule: Schedule) -> str:
                 _move(company, move[1], f"worker-{move[2]}")
         try:
             if step == schedule.steps:
+                note_end()
                 return company.weights_digest()
             company.run(1)
             step += 1

@@ -211,6 +211,22 @@ FOUND = {
         "K4 spare",
         {3: (Act(At("bulk", 1), Send((Alter(("step",), "ahead"),))),), 1: (Act(At("commit", 1), Crash()),)},
     ),
+    "8, variant: 300 such words while the owner fetches the weights behind the last step": Schedule(
+        "K3 economy",
+        {
+            1: (
+                Act(
+                    At("fetch_bulk", 2, event="gets"),
+                    Say("applied", (Alter(("epoch",), "far"), Alter(("states",), "more")), num=300),
+                ),
+            )
+        },
+    ),
+    "8, variant: in an answer while the owner fetches the weights behind the last step": Schedule(
+        "K4 spare",
+        {1: (Act(At("fetch_bulk", 4, event="gets"), Say("bulk", (Alter(("offset",), "stale"),))),)},
+        steps=4,
+    ),
     "8, variant: of two refusals in one step": Schedule(
         "K4", {1: (Act(At("commit", **ALWAYS), Send((Alter(("sent",), "contradicted"),))),)}, steps=1
     ),

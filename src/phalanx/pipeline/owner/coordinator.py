@@ -136,14 +136,18 @@ class Coordinator:
         ]
         return (*agreed, *asked, *late, len(self._audits.screened))
 
-    @owner_task
-    async def _judge_facts(self) -> Judgement | None:
+    def weigh_proofs(self) -> Judgement | None:
+        """Return a judgement that a party's own signatures prove, whatever the state of the step is."""
         facts = self.facts
         while facts.proved:
             proved = facts.proved.pop(0)
             if proved.verdict.party in facts.present_parties:
                 return proved
-        judgement = self._convictions.pop(0) if self._convictions else self._faults.weigh_faults()
+        return self._convictions.pop(0) if self._convictions else self._faults.weigh_faults()
+
+    @owner_task
+    async def _judge_facts(self) -> Judgement | None:
+        facts, judgement = self.facts, self.weigh_proofs()
         if judgement is not None or not facts.plan.guard.is_enabled:
             return judgement
         judgement = (

@@ -305,13 +305,15 @@ class VerifiedStep:
     @owner_task
     async def settle_step(self) -> None:
         """As `PipelineEngine.settle_last_step`."""
-        facts, notes = self._facts, self._context.notes
+        facts, context = self._facts, self._context
         self._attempts.begin_clock()
-        while facts.plan.guard.is_enabled and (
-            set(facts.watched_stages) - facts.agreed_states.keys() or facts.lagging_ledger is not None
-        ):
-            judgement = await self._attempts.advance_attempt()
+        while facts.plan.guard.is_enabled:
+            is_settled = facts.agreed_states.keys() >= set(facts.watched_stages) and facts.lagging_ledger is None
+            # behind the last step no other one weighs what has come since
+            judgement = context.coordinator.weigh_proofs() if is_settled else await self._attempts.advance_attempt()
+            if is_settled and judgement is None:
+                break
             if judgement is not None or self._roster.lost:
                 await self.recover_step(judgement, facts.ledger.step)
                 self._attempts.begin_clock()
-        notes.records.release_complete()
+        context.notes.records.release_complete()
