@@ -146,9 +146,7 @@ class PipelineEngine:
 
     @torch.enable_grad()
     def fetch_stage(self, stage: int, purpose: Purpose) -> StageCopy:
-        """Fetch a stage's state or weights, checked against the digest that holder and shadow signed.
-
-        A holder that does not bring them is replaced, where the other copy does not either.
+        """Fetch a stage's state or weights, as holder and shadow signed it; a holder that withholds them is replaced.
 
         Raises:
             PeerLostError: Without a guard, no answer came in time.
@@ -178,10 +176,7 @@ class PipelineEngine:
         self.settle_last_step()
 
     def begin_duplicate(self) -> Duplicate:
-        """Ask all holders for copies of the state after the last step; they arrive while further steps run.
-
-        `update_duplicate` checks whether all of it has arrived.
-        """
+        """Ask all holders for copies of the state after the last step, which arrive while further steps run."""
         context = self._context
         context.party.finish_applies()
         return context.duplicates.begin_duplicate(self.next_step)
