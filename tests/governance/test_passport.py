@@ -148,7 +148,7 @@ def test_a_run_that_made_its_own_corpus_has_a_passport(
     assert run_command(["passport", str(tmp_path / "run"), "--out", str(tmp_path / "one.passport")]) in (0, 7)
     capsys.readouterr()
     assert run_command(["verify", str(tmp_path / "one.passport"), "--json"]) == 7
-    assert any("description of the corpus" in doubt for doubt in json.loads(capsys.readouterr().out)["doubts"])
+    assert any("their signer's word" in doubt for doubt in json.loads(capsys.readouterr().out)["doubts"])
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from tiny_models import Held, build_all, chain, named, some_ids, tiny_source
 from torch import nn
 from transformers import AutoModelForTokenClassification
 
-from phalanx.checkpoint.export import export_model
+from phalanx.checkpoint.export import export_model, read_trained
 from phalanx.errors import CheckpointError, ModelError
 from phalanx.models import LoraConfig, PrefixConfig, SpfConfig
 from phalanx.models.classifier import find_classifier_form
@@ -74,8 +74,9 @@ def test_an_adapter_of_the_layers_behind_a_cut_is_loaded_by_peft_with_its_head(c
     behind = Classifying(stages, lambda key: ".layers.0." not in key)
 
     form = find_classifier_form(source, CLASSES, 17)
-    export_model(behind, source, tmp_path / "peft", adapter=adapter, classifier=form)
-    export_model(behind, source, tmp_path / "whole", adapter=adapter, merge=True, classifier=form)
+    options = {"adapter": adapter, "classifier": form, "released": read_trained(behind)}
+    export_model(behind, source, tmp_path / "peft", **options)
+    export_model(behind, source, tmp_path / "whole", merge=True, **options)
 
     config = json.loads((tmp_path / "peft/adapter_config.json").read_text())
     base = load_whole(source.directory, num_labels=len(CLASSES))
@@ -84,6 +85,15 @@ def test_an_adapter_of_the_layers_behind_a_cut_is_loaded_by_peft_with_its_head(c
     assert config["layers_to_transform"] == list(range(1, source.num_layers))
     torch.testing.assert_close(loaded(ids).logits, chain(stages, ids), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(load_whole(tmp_path / "whole")(ids).logits, chain(stages, ids), rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_of_an_adapter_is_merged_as_one_only_where_a_run_trains_a_part(cache, tmp_path):
+    source, adapter = tiny_source("llama", cache), LoraConfig(rank=2)
+    part = Classifying(trained_stages(source, adapter), lambda key: ".layers.0." not in key)
+    form = find_classifier_form(source, CLASSES, 17)
+
+    with pytest.raises(CheckpointError, match=r"found nothing for .*layers\.0\."):
+        export_model(part, source, tmp_path / "out", adapter=adapter, merge=True, classifier=form)
 
 
 def test_what_transformers_or_peft_cannot_load_is_refused(cache, tmp_path):

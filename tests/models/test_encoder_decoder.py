@@ -8,7 +8,8 @@ from tiny_models import Held
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSeq2SeqLM
 
-from phalanx.checkpoint.export import export_model
+from phalanx.checkpoint.export import export_model, read_trained
+from phalanx.checkpoint.export_adapter import peft_files
 from phalanx.errors import ModelError
 from phalanx.models import (
     AttentionPattern,
@@ -202,6 +203,16 @@ def test_adapters_train_alone_on_both_sides(cache):
     assert len(names) == 2 * 2 * (ENCODER + 2 * DECODER)
     assert all(".q.lora_" in name or ".v.lora_" in name for name in names)
     assert all(one.grad is not None for stage in stages for one in stage.trainable_parameters().values())
+
+
+def test_an_exported_adapter_is_for_the_blocks_of_both_sides(cache):
+    source, adapter = source_of("t5", cache), LoraConfig(rank=4)
+    stages = stages_of(source, 2, adapter=adapter)
+
+    config, tensors = peft_files(read_trained(Held(stages)), source, adapter)
+
+    assert "layers_to_transform" not in config
+    assert len(tensors) == 2 * 2 * (ENCODER + 2 * DECODER)
 
 
 @pytest.mark.parametrize("prefix", [0, 1, SEQ])

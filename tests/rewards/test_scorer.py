@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
@@ -197,14 +198,22 @@ def test_a_text_beyond_the_window_of_a_reward_model_is_named(tmp_path, with_an_e
 
 
 @pytest.mark.slow
+def take_the_score(path):
+    """Leave the model without its head, which transformers would draw."""
+    weights = load_file(path / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
         (lambda path: (path / "config.json").unlink(), "is no reward model that transformers loads"),
         (lambda path: (path / "model.safetensors").unlink(), "is no reward model that transformers loads"),
         (lambda path: a_reward_model(2).save_pretrained(path), "has 2 classes; a reward model has one"),
+        (take_the_score, r"lacks the tensors score\.weight"),
     ],
-    ids=["no config", "no weights", "two classes"],
+    ids=["no config", "no weights", "two classes", "no score"],
 )
 def test_a_directory_that_is_no_reward_model_is_refused_by_name(tmp_path, reward_model, harm, said):
     copy = tmp_path / "copy"

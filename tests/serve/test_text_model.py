@@ -5,6 +5,7 @@ import json
 import pytest
 import tokenizers
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import phalanx
@@ -176,6 +177,18 @@ def test_a_config_that_claims_more_than_the_files_hold_takes_no_memory(directory
     (copy / "config.json").write_text(json.dumps(config | claims))
 
     with pytest.raises(ModelError, match=message):
+        TextModel(copy)
+
+
+def test_a_tensor_under_another_name_is_not_drawn(directory, tmp_path):
+    """As many numbers as the config claims, one of them of no use."""
+    copy = changed(directory, tmp_path)
+    weights = load_file(copy / "model.safetensors")
+    name = next(name for name in weights if name.endswith("h.0.mlp.c_fc.weight"))
+    weights["of_no_use"] = weights.pop(name)
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+
+    with pytest.raises(ModelError, match=r"lacks the tensors transformer\.h\.0\.mlp\.c_fc\.weight"):
         TextModel(copy)
 
 

@@ -81,7 +81,7 @@ def export_model(
     adapter: AdapterConfig | None,
     merge: bool = False,
     tokenizer: RunTokenizer | None = None,
-    trained: Mapping[str, Tensor] | None = None,
+    released: Mapping[str, Tensor] | None = None,
     classifier: ClassifierForm | None = None,
 ) -> None:
     """Write config, weights, tokenizer and generation defaults; for an adapter, what peft writes instead of a model.
@@ -92,7 +92,7 @@ def export_model(
         source: The model that was trained, or that the adapter belongs to.
         adapter: Trained adapter; None where all weights were trained.
         merge: Add the adapter to the model's own weights and write a whole model.
-        trained: What was trained, where the checkpoint is sealed and does not show it.
+        released: Adapters that an enclave has let out, of the blocks behind its cut; its checkpoint is sealed.
         classifier: Form of a model that classifies texts; None of a language model.
 
     Raises:
@@ -101,15 +101,14 @@ def export_model(
     refuse_existing(out)
     if tokenizer is not None:
         checkpoint.check_vocabulary(vocabulary_digest(open_tokenizer(tokenizer.file, tokenizer.eos_id)))
-    if trained is None:
-        trained = read_trained(checkpoint)
+    trained, is_part = (read_trained(checkpoint), False) if released is None else (released, True)
     with spare_directory(out) as spare:
         if adapter is not None and not merge:
-            config, named = peft_files(trained, source, adapter, classifier)
+            config, named = peft_files(trained, source, adapter, classifier, is_part=is_part)
             (spare / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             save_file(named, spare / "adapter_model.safetensors", _METADATA)
         else:
-            weights = trained if adapter is None else merge_weights(trained, source, adapter)
+            weights = trained if adapter is None else merge_weights(trained, source, adapter, is_part=is_part)
             write_model(spare, weights, source, tokenizer, classifier)
         if tokenizer is not None:
             _write_tokenizer(spare, tokenizer)

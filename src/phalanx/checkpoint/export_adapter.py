@@ -31,8 +31,14 @@ def peft_files(
     source: ModelSource,
     adapter: AdapterConfig,
     classifier: ClassifierForm | None = None,
+    *,
+    is_part: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what ``adapter_config.json`` and ``adapter_model.safetensors`` hold."""
+    """Return what ``adapter_config.json`` and ``adapter_model.safetensors`` hold.
+
+    Args:
+        is_part: Only some blocks have an adapter, as those behind the cut of a split.
+    """
     if isinstance(adapter, SpfConfig):
         raise CheckpointError("model.adapter: peft does not support spf; use --merge for a whole model")
     if classifier is not None and not isinstance(adapter, LoraConfig):
@@ -59,10 +65,8 @@ def peft_files(
         "use_dora": adapter.dora,
         "use_rslora": adapter.rslora,
     }
-    layers = _adapted_layers(trained, source)
-    if len(layers) < source.num_layers:
-        # a split trains the layers behind its cut alone
-        config["layers_to_transform"] = layers
+    if is_part:
+        config["layers_to_transform"] = _adapted_layers(trained, source)
     if classifier is not None:
         config["modules_to_save"] = [classifier.head]
         trained = classifier.rename_head(trained)
@@ -81,15 +85,17 @@ def merge_weights(
     trained: Mapping[str, Tensor],
     source: ModelSource,
     adapter: AdapterConfig,
+    *,
+    is_part: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the model's own weights with the adapter added."""
+    """Return the model's own weights with the adapter added; `is_part` as in `peft_files`."""
     if isinstance(adapter, PrefixConfig | PromptEncoderConfig):
         raise CheckpointError("model.adapter: virtual tokens are not weights of the model; remove --merge")
     weights = read_weights(source)
     heads = {name: values for name, values in trained.items() if name in {SCORE_WEIGHT, *HEAD_TENSORS}}
     trained = {name: values for name, values in trained.items() if name not in HEAD_TENSORS}
     if isinstance(adapter, LoraConfig):
-        add_updates(weights, lora_updates(trained, source, adapter), source)
+        add_updates(weights, lora_updates(trained, source, adapter, is_part=is_part), source)
     else:
         for name in sorted(trained.keys() - heads.keys()):
             layer, values = name.removesuffix(_SPF), trained[name]
@@ -109,9 +115,11 @@ def add_updates(weights: Mapping[str, Tensor], updates: Mapping[str, LowRankUpda
         update.add_to(weights[name], is_turned=source.family.fan_in_fan_out)
 
 
-def lora_updates(trained: Mapping[str, Tensor], source: ModelSource, adapter: LoraConfig) -> dict[str, LowRankUpdate]:
-    """Return what a run's own adapter adds to each weight."""
-    config, _ = peft_files(trained, source, adapter)
+def lora_updates(
+    trained: Mapping[str, Tensor], source: ModelSource, adapter: LoraConfig, *, is_part: bool = False
+) -> dict[str, LowRankUpdate]:
+    """Return what a run's own adapter adds to each weight; `is_part` as in `peft_files`."""
+    config, _ = peft_files(trained, source, adapter, is_part=is_part)
     shapes = parameter_shapes(source.hub_config)
     try:
         return updates_of(trained, config, shapes, source.directory, is_turned=source.family.fan_in_fan_out)

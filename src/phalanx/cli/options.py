@@ -15,6 +15,15 @@ Unsets = Annotated[
     typer.Option("--unset", metavar="A.B", help="Remove one key or section of the file; may be repeated."),
 ]
 
+ModelStep = Annotated[
+    int | None, typer.Option("--step", metavar="STEP", help="Step of the run's checkpoint; default: the newest.")
+]
+BestStep = Annotated[bool, typer.Option("--best", help="Take the run's checkpoint with the best validation.")]
+OwnerCertificate = Annotated[
+    Path | None, typer.Option("--certificate", metavar="FILE", help="Copy of the owner's certificate.")
+]
+OwnCode = Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code; read it first.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...")]
 RunDir = Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="Output directory; default: runs/NAME.")]
 
 

@@ -30,8 +30,7 @@ class ClassifierForm:
     Attributes:
         classes: Their names, in the order of the logits.
         max_tokens: Tokens of a text that count; the rest was cut off in training.
-        architecture: Name of the class of transformers.
-        head: Name of its head.
+        architecture: Name of the class of transformers, whose head has the name `head`.
     """
 
     classes: tuple[str, ...]

@@ -52,7 +52,7 @@ COMMANDS: dict[str, Right] = {
     **dict.fromkeys(("train", "laptop", "launch", "lr", "sweep", "calibrate", "attack"), _MAKERS),
     **dict.fromkeys(("nvflare-job", "flower-app", "invite", "peers"), _MAKERS),
     **dict.fromkeys(("join", "client", "site", "worker", "masked-worker", "rollout-worker", "stage-worker"), _MAKERS),
-    **dict.fromkeys(("report", "watch", "runs", "compare", "generate", "detect"), _WATCHERS),
+    **dict.fromkeys(("report", "watch", "runs", "compare", "generate", "classify", "detect"), _WATCHERS),
     **dict.fromkeys(("eval", "redteam"), _MEASURERS),
     **dict.fromkeys(("serve", "export", "checkpoint export", "unlearn"), _RELEASERS),
     **dict.fromkeys(("gateway", "deploy"), _OPERATORS),

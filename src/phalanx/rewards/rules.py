@@ -58,9 +58,14 @@ def _model_rule(config: ModelReward) -> Rule:
     safe = {"local_files_only": True, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.path, **safe)
-        model = AutoModelForSequenceClassification.from_pretrained(config.path, use_safetensors=True, **safe).eval()
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            config.path, use_safetensors=True, output_loading_info=True, **safe
+        )
     except (OSError, ValueError, KeyError, RuntimeError) as exc:
         raise ConfigError(f"{config.path}: is no reward model that transformers loads ({str(exc)[:300]})") from exc
+    if report["missing_keys"]:
+        raise ConfigError(f"{config.path}: lacks the tensors {', '.join(sorted(report['missing_keys']))[:300]}")
+    model.eval()
     if model.config.num_labels != 1:
         raise ConfigError(f"{config.path}: has {model.config.num_labels} classes; a reward model has one")
 

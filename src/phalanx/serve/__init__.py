@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from phalanx.serve.batch import complete_file as complete_file
     from phalanx.serve.chat_writer import ChatWriter as ChatWriter
     from phalanx.serve.sampling import Completion as Completion, SamplingRule as SamplingRule
-    from phalanx.serve.text_classifier import TextClassifier as TextClassifier, classify_file as classify_file
+    from phalanx.serve.classifier_model import ClassifierModel as ClassifierModel, classify_file as classify_file
     from phalanx.serve.text_model import TextModel as TextModel
     from phalanx.serve.where import open_classifier as open_classifier, open_text_model as open_text_model
 

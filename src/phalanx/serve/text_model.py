@@ -96,9 +96,16 @@ class TextModel:
     @staticmethod
     def _load_model(directory: Path, device: str, kind: Any = AutoModelForCausalLM) -> Any:
         check_claims(directory, kind)
-        model = kind.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
+        model, report = kind.from_pretrained(
+            directory,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype="auto",
+            output_loading_info=True,
         )
+        if report["missing_keys"]:
+            raise ModelError(f"{directory}: lacks the tensors {', '.join(sorted(report['missing_keys']))[:300]}")
         for parameter in model.parameters():
             # a file's bytes lie at any address, and products of a single token round by it
             parameter.data = parameter.data.clone()

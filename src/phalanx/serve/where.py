@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from phalanx.engine.device import check_device
 from phalanx.errors import ModelError
+from phalanx.serve.classifier_model import ClassifierModel
 from phalanx.serve.place import check_place, checkpoint_place, is_run
-from phalanx.serve.text_classifier import TextClassifier
 from phalanx.serve.text_model import TextModel
 from phalanx.train import PastRun, export_run
 
@@ -56,12 +56,12 @@ def open_classifier(
     certificate: Path | None = None,
     own_code: bool = False,
     device: str = "cpu",
-) -> TextClassifier:
+) -> ClassifierModel:
     """Open the model that classifies texts at a path, as `open_text_model` opens one that writes them."""
     check_device(device, "device")
 
-    def open_directory(directory: Path) -> TextClassifier:
-        return TextClassifier(directory, device)
+    def open_directory(directory: Path) -> ClassifierModel:
+        return ClassifierModel(directory, device)
 
     return _open_place(where, open_directory, step=step, best=best, certificate=certificate, own_code=own_code)
 
@@ -83,8 +83,7 @@ def _open_place(
         past = PastRun(where, certificate)
         with tempfile.TemporaryDirectory(prefix="phalanx-model-") as spare:
             directory = Path(spare) / "model"
-            merge = past.config.model.adapter is not None
-            export_run(past, directory, step=step, best=best, merge=merge, own_code=own_code)
+            export_run(past, directory, step=step, best=best, merge=True, own_code=own_code)
             return open_directory(directory)
     check_place(where)
     if step is not None or best:

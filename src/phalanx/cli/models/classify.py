@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer, for_programs
+from phalanx.cli.options import BestStep, Device, ModelStep, OwnCode, OwnerCertificate
 
 if TYPE_CHECKING:
-    from phalanx.serve import TextClassifier
+    from phalanx.serve import ClassifierModel
 
 CLASSIFY_EPILOG = (
     'Example: phalanx classify runs/first --text "fracture of the left wrist"\n\n'
@@ -29,15 +30,11 @@ def classify(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.jsonl", help="Output file: the lines with their classes.")
     ] = None,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="STEP", help="Step of the run's checkpoint; default: the newest.")
-    ] = None,
-    best: Annotated[bool, typer.Option("--best", help="Take the run's checkpoint with the best validation.")] = False,
-    certificate: Annotated[
-        Path | None, typer.Option("--certificate", metavar="FILE", help="Copy of the owner's certificate.")
-    ] = None,
-    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code; read it first.")] = False,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...")] = "cpu",
+    step: ModelStep = None,
+    best: BestStep = False,
+    certificate: OwnerCertificate = None,
+    own_code: OwnCode = False,
+    device: Device = "cpu",
 ) -> Answer:
     """Classify texts with a model that a federated or split run trained; a run's checkpoint is verified."""
     from phalanx.config import escape_controls
@@ -65,7 +62,7 @@ def classify(
     return Answer({"classes": model.classes, "texts": rows})
 
 
-def _classify_file(model: "TextClassifier", lines: Path, out: Path) -> Answer:
+def _classify_file(model: "ClassifierModel", lines: Path, out: Path) -> Answer:
     from phalanx.serve import classify_file
     from phalanx.telemetry import row_bar
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer, for_programs
+from phalanx.cli.options import BestStep, Device, ModelStep, OwnCode, OwnerCertificate
 
 if TYPE_CHECKING:
     from phalanx.serve import Completion, SamplingRule, TextModel
@@ -71,15 +72,11 @@ def generate(
         float, typer.Option("--repetition-penalty", help="Above 1, tokens repeat less.")
     ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws.")] = 0,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="STEP", help="Step of the run's checkpoint; default: the newest.")
-    ] = None,
-    best: Annotated[bool, typer.Option("--best", help="Take the run's checkpoint with the best validation.")] = False,
-    certificate: Annotated[
-        Path | None, typer.Option("--certificate", metavar="FILE", help="Copy of the owner's certificate.")
-    ] = None,
-    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code; read it first.")] = False,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...")] = "cpu",
+    step: ModelStep = None,
+    best: BestStep = False,
+    certificate: OwnerCertificate = None,
+    own_code: OwnCode = False,
+    device: Device = "cpu",
     stages: Annotated[int, typer.Option("--stages", min=1, help="Processes to divide the layers among.")] = 1,
 ) -> Answer:
     """Continue a text, chat, or complete a file of prompts with a trained model; a run's checkpoint is verified."""

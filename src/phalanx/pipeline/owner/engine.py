@@ -173,7 +173,6 @@ class PipelineEngine:
         """Every stage in order, with its verified state or weights; the owner's own are not copied."""
         for stage in range(len(self.plan.stages)):
             yield self.fetch_stage(stage, purpose)
-        self.settle_last_step()
 
     def begin_duplicate(self) -> Duplicate:
         """Ask all holders for copies of the state after the last step, which arrive while further steps run."""

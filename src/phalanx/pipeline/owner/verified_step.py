@@ -309,7 +309,8 @@ class VerifiedStep:
         self._attempts.begin_clock()
         while facts.plan.guard.is_enabled:
             is_settled = facts.agreed_states.keys() >= set(facts.watched_stages) and facts.lagging_ledger is None
-            # behind the last step no other one weighs what has come since
+            # behind the last step no other one weighs what has come since: the fetch of the next stage does, and the
+            # last stage is the owner's
             judgement = context.coordinator.weigh_proofs() if is_settled else await self._attempts.advance_attempt()
             if is_settled and judgement is None:
                 break

@@ -60,7 +60,7 @@ def export_run(
             adapter=config.model.adapter,
             merge=merge,
             tokenizer=replace(of_run, mask_token=mask_token_of(config.train.objective)),
-            trained=_read_trained(past, checkpoint),
+            released=_read_released(past),
             classifier=_find_classifier(config, source),
         )
     return checkpoint.step
@@ -82,30 +82,35 @@ def verify_run_export(past: PastRun, directory: Path) -> str:
     def read_adapter() -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         checkpoint = past.open_verified()
         with _open_model(past.config, past, checkpoint) as (source, _):
-            trained = _read_trained(past, checkpoint)
-            return peft_files(trained, source, adapter, _find_classifier(past.config, source))
+            released = _read_released(past)
+            trained, classifier = released or read_trained(checkpoint), _find_classifier(past.config, source)
+            return peft_files(trained, source, adapter, classifier, is_part=released is not None)
 
     return verify_export(directory, past.final_weights_digest, read_adapter)
 
 
-def _read_trained(past: PastRun, checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    """Read what a run has trained: of a split, what its enclave has let out, since its checkpoints are sealed."""
+def _read_released(past: PastRun) -> Mapping[str, Tensor] | None:
+    """Read what the enclave of a split has let out, since its checkpoints are sealed; None of any other run."""
     if not isinstance(past.config, SplitRun):
-        return read_trained(checkpoint)
+        return None
     path = past.path / ADAPTERS
     if past.final_weights_digest is None or not path.is_file():
         raise CheckpointError(
             f"{path}: missing: adapters leave the enclave at the end of a run with [split.release], if that permits; "
             "events.jsonl says why they did not"
         )
-    trained = dict(read_adapter_tensors(path))
-    digest = weights_digest(trained.items())
+    if past.released_digest is None:
+        raise CheckpointError(
+            f"{path}: the run's log, which an earlier version wrote, has no digest to compare it with"
+        )
+    released = dict(read_adapter_tensors(path))
+    digest = weights_digest(released.items())
     if digest != past.released_digest:
         raise CheckpointError(
-            f"{path}: has digest {digest:.16}..., but the run's log says {past.released_digest!s:.16}... of what left "
+            f"{path}: has digest {digest:.16}..., but the run's log says {past.released_digest:.16}... of what left "
             "the enclave; restore the file"
         )
-    return trained
+    return released
 
 
 def _find_classifier(config: RunConfig, source: ModelSource) -> ClassifierForm | None:

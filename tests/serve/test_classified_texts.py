@@ -88,6 +88,8 @@ def test_a_file_goes_on_where_it_stopped_and_counts_what_was_cut(directory, tmp_
         ({"phalanx_classifier": None}, "found None"),
         ({"phalanx_classifier": {"max_tokens": 0, "pooling": "mean"}}, "max_tokens: found 0"),
         ({"phalanx_classifier": KEYS | {"pooling": "last"}}, "pooling: found 'last'"),
+        ({"phalanx_classifier": KEYS | {"max_tokens": 17}}, "at most the model's window of 16"),
+        ({"id2label": {"0": "a", "1": "b", "4": "c"}}, "id2label: expected a name"),
         ({"n_embd": 16384}, "claims"),
         ({"id2label": {str(number): str(number) for number in range(5000)}}, "claims"),
     ],
@@ -105,6 +107,10 @@ def test_a_head_that_is_missing_is_not_drawn(tmp_path):
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
 
     with pytest.raises(ModelError, match="claims"):
+        open_classifier(tmp_path)
+    # as many numbers under another name
+    save_file(weights | {"head.weight": torch.zeros(3, 16)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks the tensors classifier\.weight"):
         open_classifier(tmp_path)
 
 

@@ -32,8 +32,8 @@ class TextClass(StrictModel):
 
     Attributes:
         label: Name of the likeliest class.
-        probability: Of that class, by the model.
-        is_cut: The text has more tokens than count, and the rest was left out.
+        probability: Probability that the model gives this class.
+        is_cut: Whether the text has more tokens than count, so that the rest was left out.
     """
 
     label: str
@@ -48,14 +48,11 @@ class _ClassifierKeys(StrictModel):
     pooling: str = Field(pattern="^mean$")
 
 
-class TextClassifier:
+class ClassifierModel:
     """A model that classifies texts.
 
     Args:
-        directory: What `export_run` wrote of a classification, with the adapter merged.
-
-    Attributes:
-        classes: Names of the classes.
+        directory: Directory that `export_run` wrote of a classification, with the adapter merged.
     """
 
     def __init__(self, directory: Path, device: str = "cpu") -> None:
@@ -79,11 +76,24 @@ class TextClassifier:
         check_claims(directory, AutoModelForTokenClassification)
         try:
             with quiet_transformers():
-                self._model: Any = AutoModelForTokenClassification.from_pretrained(
-                    directory, local_files_only=True, trust_remote_code=False, use_safetensors=True
+                self._model: Any
+                self._model, report = AutoModelForTokenClassification.from_pretrained(
+                    directory,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    output_loading_info=True,
                 )
         except (OSError, SafetensorError, *TRANSFORMERS_REFUSALS) as exc:
             raise ModelError(f"{directory}: no model that classifies texts ({exc!s:.300})") from exc
+        if report["missing_keys"]:
+            raise ModelError(f"{directory}: lacks the tensors {', '.join(sorted(report['missing_keys']))[:300]}")
+        window = getattr(self._model.config, "max_position_embeddings", None)
+        if window is not None and self._max_tokens > window:
+            raise ModelError(
+                f"{directory / 'config.json'}: {CLASSIFIER_KEY}.max_tokens: found {self._max_tokens}; expected at most "
+                f"the model's window of {window}; export the run again"
+            )
         rows = self._model.get_input_embeddings().weight.shape[0]
         if self._tokenizer.vocab_size > rows:
             raise ModelError(
@@ -92,7 +102,9 @@ class TextClassifier:
             )
         self._model.to(device).eval()
         names: Mapping[int, str] = self._model.config.id2label
-        self.classes = tuple(str(names[number]) for number in sorted(names))
+        if set(names) != set(range(self._model.num_labels)):
+            raise ModelError(f"{directory / 'config.json'}: id2label: expected a name for each number from 0")
+        self.classes = tuple(str(names[number]) for number in range(len(names)))
 
     def classify_texts(self, texts: Sequence[str]) -> list[TextClass]:
         """Return the class of each text, from the mean of its tokens' logits.
@@ -106,7 +118,6 @@ class TextClassifier:
     @torch.no_grad()
     def _classify_batch(self, texts: Sequence[str]) -> list[TextClass]:
         rows = self._tokenizer.encode_whole(texts, self._max_tokens)
-        longer = self._tokenizer.encode_whole(texts, self._max_tokens + 1)
         ids = torch.full((len(rows), max(map(len, rows))), self._tokenizer.eos_id, dtype=torch.int64)
         mask = torch.zeros_like(ids)
         for row, token_ids in enumerate(rows):
@@ -118,17 +129,22 @@ class TextClassifier:
         pooled: Tensor = logits.where(inside, torch.zeros(())).sum(dim=1) / mask.sum(dim=1, keepdim=True)
         shares = pooled.softmax(dim=1).max(dim=1)
         return [
-            TextClass(label=self.classes[int(number)], probability=float(share), is_cut=len(more) > len(ids))
-            for number, share, ids, more in zip(shares.indices, shares.values, rows, longer, strict=True)
+            TextClass(label=self.classes[int(number)], probability=float(share), is_cut=self._is_cut(text, len(ids)))
+            for number, share, text, ids in zip(shares.indices, shares.values, texts, rows, strict=True)
         ]
 
+    def _is_cut(self, text: str, num_tokens: int) -> bool:
+        if num_tokens < self._max_tokens:
+            return False
+        return len(self._tokenizer.encode_whole([text], self._max_tokens + 1)[0]) > self._max_tokens
 
-def classify_file(model: TextClassifier, source: Path, target: Path, report: RowsTold) -> tuple[int, int]:
+
+def classify_file(model: ClassifierModel, source: Path, target: Path, report: RowsTold) -> tuple[int, int]:
     """Classify the `text` of every line of a file; lines that `target` has already are not done again.
 
     Args:
-        target: Gets the same lines with ``label``, ``probability`` and ``is_cut``.
-        report: Called for each batch that is done.
+        target: File for the same lines with ``label``, ``probability`` and ``is_cut``.
+        report: Function to call after each batch.
 
     Returns:
         Lines that this call classified, and how many of their texts were cut.
