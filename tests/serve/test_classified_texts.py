@@ -1,6 +1,7 @@
 """Classes of texts by an exported classifier: those of its logits, for people and for programs; claims are refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -74,6 +75,8 @@ def test_a_file_goes_on_where_it_stopped_and_counts_what_was_cut(directory, tmp_
 
     assert classify_file(model, source, target, lambda done, total: None)[0] == 33
     assert target.read_text() == whole
+    with pytest.raises(DataError, match="/dev/full: is no regular file"):
+        classify_file(model, source, Path("/dev/full"), lambda done, total: None)
     source.write_text('{"text": " "}\n')
     with pytest.raises(DataError, match=r"in\.jsonl, line 1: expected text"):
         classify_file(model, source, tmp_path / "other.jsonl", lambda done, total: None)

@@ -97,6 +97,9 @@ def count_finished_rows(target: Path, inputs: Sequence[Mapping[str, Any]]) -> in
     """
     if not target.exists():
         return 0
+    if not target.is_file():
+        # a device may be read without end
+        raise DataError(f"{target}: is no regular file; give the name of one, or of a new one")
     try:
         content = target.read_bytes()
         complete_rows = content[: content.rfind(b"\n") + 1]
