@@ -47,7 +47,16 @@ class StoppedError(Exception):
 
 @NEEDS_QUANT
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "overrides"), [(RANKS, IN_BYTES), (STAGES, IN_BYTES)], ids=["parallel", "pipeline"])
+@pytest.mark.parametrize(
+    ("engine", "overrides"),
+    [
+        (RANKS, IN_BYTES),
+        (RANKS, (*IN_BYTES, "parallel.dp=2", "checkpoint.asynchronous=true")),
+        (RANKS, (*IN_BYTES, "parallel.dp=2", "parallel.zero=1", "checkpoint.sharded=true")),
+        (STAGES, IN_BYTES),
+    ],
+    ids=["parallel", "asynchronous", "sharded", "pipeline"],
+)
 def test_a_stopped_run_goes_on_to_the_same_bits_and_stores_no_pickle(
     make_run, tmp_path, monkeypatch, engine, overrides
 ):

@@ -23,6 +23,7 @@ from phalanx.config import StrictModel
 from phalanx.errors import CheckpointError
 from phalanx.parallel.control.rank_trainer import RankTrainer
 from phalanx.parallel.data.parameters import RankParameter, local_slice
+from phalanx.parallel.data.state_dict import state_dtype
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.tensor.tensor_parallel import Split
 
@@ -75,7 +76,7 @@ class RankSaver:
             piece = self._own[number]
             if piece is not None:
                 # not a view of what the next step changes
-                self._taken[number] = local_slice(value).to("cpu", torch.float32, copy=True).contiguous()
+                self._taken[number] = local_slice(value).to("cpu", copy=True).contiguous()
 
     def begin_sending(self) -> None:
         """Let a thread send the copied contribution to rank 0."""
@@ -166,7 +167,7 @@ class RankSaver:
         for stage, tensors in enumerate(self._member.state_catalogue()):
             stage_tensors = {}
             for name, shape in tensors:
-                stage_tensors[name] = self._join_tensor(number, shape)
+                stage_tensors[name] = self._join_tensor(number, shape, state_dtype(name))
                 number += 1
             yield stage, stage_tensors
 
@@ -178,7 +179,7 @@ class RankSaver:
             # rank 0 is gone, and the training learns of that by itself
             self._taken.clear()
 
-    def _join_tensor(self, number: int, shape: tuple[int, ...]) -> Tensor:
+    def _join_tensor(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         slices: dict[int, Tensor] = {}
         how: StatePiece | None = None
         for rank, pieces in enumerate(self._plan):
@@ -187,7 +188,7 @@ class RankSaver:
                 continue
             how = piece
             if piece.slice not in slices:
-                slices[piece.slice] = torch.empty(piece.slice_shape(shape, self._domain.config.tp))
+                slices[piece.slice] = torch.empty(piece.slice_shape(shape, self._domain.config.tp), dtype=dtype)
             place = slices[piece.slice]
             self._fetch_piece(number, rank, place[piece.first_row : piece.first_row + piece.rows] if shape else place)
         if how is None:

@@ -37,12 +37,17 @@ class _StateEntry:
 
     def empty_tensor(self) -> Tensor:
         """Memory for it."""
-        return torch.empty(self.shape, dtype=torch.uint8 if is_in_bytes(self.kind) else torch.float32)
+        return torch.empty(self.shape, dtype=state_dtype(self.state_key))
 
     @property
     def state_key(self) -> str:
         suffix = f"@{self.island}" if self.island else ""
         return f"{self.kind}{suffix}/{self.name}"
+
+
+def state_dtype(key: str) -> torch.dtype:
+    """Return the type of a tensor of the state by its key."""
+    return torch.uint8 if is_in_bytes(key.partition("/")[0].partition("@")[0]) else torch.float32
 
 
 def fallback_key(key: str, known: Mapping[str, object]) -> str | None:
