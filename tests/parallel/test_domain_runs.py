@@ -194,6 +194,10 @@ def test_a_layout_that_cannot_work_is_refused_before_a_process_starts(
             "train.validate_every = 3 is not a multiple.*set it to 6",
         ),
         ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 3\n", "checkpoint.every = 2 is not a multiple.*set it to 3"),
+        (
+            "[parallel]\ndp = 2\n[parallel.outer]\nevery = 3\n[leak_meter]\nevery = 4\n",
+            "leak_meter.every = 4 is not a multiple.*set it to 3",
+        ),
         ("[parallel]\ndp = 2\nring = 1\n", "unknown key"),
     ],
 )

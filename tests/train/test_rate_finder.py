@@ -19,15 +19,24 @@ def rows(losses, highest=1.0):
 
 
 def test_the_rate_rises_linearly_up_to_the_highest_one_and_nothing_is_validated_or_saved(make_run):
-    run = make_run("train.validate_every=1", "train.early_stopping={patience=1}", "checkpoint.best='validation'")
+    rules = ("train.early_stopping={patience=1}", "train.stability={action='roll_back'}")
+    run = make_run("train.validate_every=1", *rules, "checkpoint.best='validation'", "checkpoint.every=2")
 
     short = make_rising_run(run, 0.5, 20)
 
     rates = [learning_rate(short.optimizer, step, short.train.steps) for step in range(20)]
     assert rates == pytest.approx([0.5 * (step + 1) / 20 for step in range(20)])
     assert (short.train.validate_every, short.train.early_stopping, short.checkpoint.best) == (0, None, None)
+    # a rate that is too high makes losses rise, which the rule would hide
+    assert short.train.stability is None
     # everything that a loss depends on is the run's
     assert (short.model, short.data, short.train.batch_size) == (run.model, run.data, run.train.batch_size)
+
+
+def test_weights_of_a_run_with_encrypted_checkpoints_are_encrypted_in_the_finder_too(make_run):
+    run = make_run("checkpoint.encrypt=true", "checkpoint.key='env:KEY'", "checkpoint.journal=false")
+
+    assert make_rising_run(run, 0.5, 20).checkpoint.key == "env:KEY"
 
 
 def test_the_suggestion_lies_below_the_rate_with_the_lowest_smoothed_loss():

@@ -111,7 +111,9 @@ def make_rising_run(run: RunConfig, highest: float, steps: int) -> RunConfig:
     """Return the short run: a linear rise up to the highest rate, and no validation or checkpoint on the way."""
     # a warm-up of the whole run is the rise; one step more, for a warm-up may not take all
     changes: dict[str, Any] = {"steps": steps + 1, "epochs": None, "validate_every": 0, "max_failed_batches": 0}
-    train_section = {**run.train.model_dump(), **changes, "early_stopping": None, "samples": None, "histograms": None}
+    # losses that rise with the rate are what is looked for, and no spikes to be kept away
+    without = dict.fromkeys(("early_stopping", "samples", "histograms", "stability"))
+    train_section = {**run.train.model_dump(), **changes, **without}
     optimizer = {
         **run.optimizer.model_dump(),
         "lr": highest,
@@ -120,10 +122,11 @@ def make_rising_run(run: RunConfig, highest: float, steps: int) -> RunConfig:
         "schedule": "constant",
     }
     optimizer["decay_share"] = OptimizerConfig.model_fields["decay_share"].default
+    saved = run.checkpoint
     sections = {
         "train": TrainConfig.model_validate(train_section),
         "optimizer": OptimizerConfig.model_validate(optimizer),
-        "checkpoint": CheckpointConfig(every=0, journal=False),
+        "checkpoint": CheckpointConfig(every=0, journal=False, encrypt=saved.encrypt, key=saved.key),
         "tracking": (),
         **({"evaluate": None} if "evaluate" in type(run).model_fields else {}),
     }

@@ -107,6 +107,7 @@ class DomainRun(RankedBase, RolloutBase, MixedBase):
     def _island_faults(self, every: int) -> Faults:
         """Describe steps between outer steps: islands differ there, and there is no one model to measure or save."""
         steps = {
+            **({} if self.leak_meter is None else {"leak_meter.every": self.leak_meter.every}),
             "train.steps": self.train.steps,
             "train.validate_every": self.train.validate_every,
             "checkpoint.every": self.checkpoint.every,
