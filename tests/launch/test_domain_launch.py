@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.cli import run_command
 from phalanx.errors import ConfigError
-from phalanx.launch import DomainLaunch, Nodes, is_supervised_here, resumes_run
+from phalanx.launch import DomainLaunch, Nodes, is_supervised_here, resumes_run, supervise_domain
 from phalanx.launch.domain import StartSizes
 from phalanx.launch.domain_ray import ActorMachine, RayRanks, describe_domain_ray, rank_bundles, rank_environments
 from phalanx.launch.domain_torchrun import check_nodes, domain_command, ranks_per_machine
@@ -84,6 +84,16 @@ def test_a_run_that_is_there_already_is_not_begun_again(tmp_path):
     domain(tmp_path, resume=True).check_launch()
     with pytest.raises(ConfigError, match="already has a run; add --resume"):
         domain(tmp_path).check_launch()
+
+
+@pytest.mark.parametrize("start", [supervise_domain, DomainLaunch.check_launch], ids=["train", "launch"])
+@pytest.mark.parametrize("name", ["a file", "n" * 300], ids=["file", "long"])
+def test_what_cannot_be_a_run_directory_is_refused_before_anything_starts(tmp_path, start, name):
+    (tmp_path / "a file").touch()
+    launch = DomainLaunch(RUN_FILE, (*TWO, *SCHEDULE), tmp_path / name)
+
+    with pytest.raises(ConfigError, match="cannot be used as a run directory"):
+        start(launch)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from phalanx.child import PARENT
 from phalanx.errors import ConfigError
 from phalanx.launch.request import Launch
 from phalanx.parallel import ParallelConfig, list_world_sizes
-from phalanx.train import DomainRun, RunConfig, default_directory, holds_run, load_run
+from phalanx.train import DomainRun, RunConfig, check_directory, default_directory, holds_run, load_run
 
 GO_ON = "PHALANX_GO_ON"
 """Set for ranks that are to go on with the run in the directory if there is one."""
@@ -76,10 +76,8 @@ class DomainLaunch:
 
     def check_launch(self) -> None:
         """Refuse before anything is started."""
-        if not self.resume and holds_run(self.run_dir):
-            raise ConfigError(
-                f"{self.run_dir}: already has a run; add --resume, or choose another --run-dir"
-            ).with_facts(code="PHX-C012", file=str(self.run_dir), do="add --resume, or choose another --run-dir")
+        if not self.resume:
+            check_directory(self.run_dir, resume=False)
 
     def train_arguments(self) -> tuple[str, ...]:
         """The command line of ``phalanx train`` for any of the ranks, after the verb."""

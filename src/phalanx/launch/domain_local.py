@@ -7,7 +7,7 @@ from phalanx.launch.child import Child, TerminationNotice, exit_code
 from phalanx.launch.domain import DomainLaunch, StartSizes
 from phalanx.launch.worker_slot import watch_owner
 from phalanx.parallel.groups.heartbeat import FileHeartbeat, SilenceClock
-from phalanx.train import holds_run
+from phalanx.train import check_directory, holds_run
 
 _NOBODY = -1
 
@@ -57,6 +57,8 @@ def supervise_domain(launch: DomainLaunch, *, from_step: int | None = None, from
     Args:
         from_step: Step as in `phalanx.train`, for the first start.
     """
+    # before anything is started or removed there
+    check_directory(launch.run_dir, resume=launch.resume)
     first: tuple[str, ...] = ("--resume",) if launch.resume else ()
     first += () if from_step is None else ("--from-step", str(from_step))
     first += () if from_run is None else ("--from", str(from_run))

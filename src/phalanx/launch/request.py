@@ -10,7 +10,7 @@ from pathlib import Path
 from phalanx.config import digest_config
 from phalanx.errors import ConfigError
 from phalanx.pipeline import OWNER, WorkerConfig
-from phalanx.train import DomainRun, FederatedRun, PipelineRun, SplitRun, default_directory, holds_run, load_run
+from phalanx.train import DomainRun, FederatedRun, PipelineRun, SplitRun, check_directory, default_directory, load_run
 
 _RESTARTS = 3
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
@@ -139,8 +139,8 @@ class Launch:
 
     def check_request(self) -> None:
         """Refuse before anything is started."""
-        if self.has_owner and not self.resume and holds_run(self.run_dir):
-            raise ConfigError(f"{self.run_dir}: already has a run; add --resume, or choose another --run-dir")
+        if self.has_owner and not self.resume:
+            check_directory(self.run_dir, resume=False)
         if self.has_owner and self.owner is not None:
             raise ConfigError(f"--owner {self.owner}: the owner runs here; remove it, or choose others with --party")
 

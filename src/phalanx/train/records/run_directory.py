@@ -88,12 +88,15 @@ def run_name(run_dir: Path) -> str:
 
 def check_directory(run_dir: Path, *, resume: bool) -> None:
     """Refuse what `RunDirectory` would, as far as it can be seen without the run; nothing is touched."""
-    if run_dir.exists() and not run_dir.is_dir():
-        raise _not_usable(run_dir, "File exists")
-    if resume and not any((run_dir / name).exists() for name in (_RECORD, _BEGUN)):
-        raise _nothing_to_resume(run_dir)
-    if not resume and holds_run(run_dir):
-        raise _holds_run(run_dir)
+    try:
+        if run_dir.exists() and not run_dir.is_dir():
+            raise _not_usable(run_dir, "File exists")
+        if resume and not any((run_dir / name).exists() for name in (_RECORD, _BEGUN)):
+            raise _nothing_to_resume(run_dir)
+        if not resume and holds_run(run_dir):
+            raise _holds_run(run_dir)
+    except OSError as exc:
+        raise _not_usable(run_dir, exc.strerror or "unknown") from exc
 
 
 def _not_usable(path: Path, why: str) -> ConfigError:
