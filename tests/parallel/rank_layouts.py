@@ -240,6 +240,8 @@ _SECOND = [
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes"),
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes"),
     sgd(dp=2, pp=2, schedule="interleaved-zero-bubble"),
+    Case({"dp": 4}, "adamw", saves="copies", microbatches=2),
+    Case({"dp": 4}, "adamw", loads="copies", microbatches=2),
     adapter("llama", kind="dora", tp=2, pp=2),
     sgd("balanced", dp=2, zero=3),
     adamw(dp=2, zero=1),

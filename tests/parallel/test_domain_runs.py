@@ -179,6 +179,10 @@ def test_a_layout_that_cannot_work_is_refused_before_a_process_starts(
         ("[parallel]\nsequence_parallel = true\n", "tensor parallel"),
         ("[parallel]\ndp = 2\npp = 2\nzero = 3\nschedule = 'zero-bubble'\n", "would lose gradients.*take zero = 2"),
         ("[parallel]\ndp = 2\npp = 2\nschedule = 'zero-bubble'\ngradient_compression = 'fp16'\n", "do not see them"),
+        (
+            "[parallel]\npp = 2\nschedule = 'zero-bubble'\nactivation_checkpointing = 'selective'\n",
+            'goes back through a block twice.*"full" or "none"',
+        ),
         ("[parallel]\ndp = 4\nreplicas = 2\n", "replicas = 2 needs zero = 2 or 3"),
         ("[parallel]\ndp = 3\nzero = 3\nreplicas = 2\n", "replicas = 2 does not divide dp = 3"),
         ("[parallel]\ndp = 2\nzero = 3\nreplicas = 2\n", "shares nothing; set zero to 0 or 1"),

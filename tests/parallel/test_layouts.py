@@ -146,8 +146,8 @@ def check_goes_on(home, table, name):
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENT_S)
 @pytest.mark.xdist_group("second layouts")
-@pytest.mark.parametrize("name", ["islands", "bytes"])
-def test_islands_go_on_from_what_was_saved_bit_for_bit(second, name):
+@pytest.mark.parametrize("name", ["copies", "islands", "bytes"])
+def test_copies_and_islands_go_on_from_what_was_saved_bit_for_bit(second, name):
     check_goes_on(second, SECOND, name)
 
 

@@ -15,6 +15,7 @@ from phalanx.planner import Layout, describe_refusal
 from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.cluster.hardware import GIB, Citation, Cluster, Failures, HourlyPrice, Pool, ProjectCosts
 from phalanx.planner.cost.estimate import Estimate, estimate_layout
+from phalanx.planner.cost.memory import worst_rank
 from phalanx.planner.cost.mixed import StageDevices, estimate_mixed, place_pipeline
 from phalanx.planner.guard.finding import Verification
 from phalanx.planner.layout import all_layouts
@@ -62,6 +63,18 @@ def test_a_refusal_names_what_is_too_large(gpt2: ModelShape, cluster: Cluster) -
     assert not found.valid
     assert found.refused[0].reason.startswith("needs ")
     assert "0.92 GiB are usable; most is optimizer" in found.refused[0].reason
+
+
+def test_a_split_backward_pass_computes_again_all_or_nothing(gpt2: ModelShape, cluster: Cluster) -> None:
+    recipe, split = Recipe(2, 1024, microbatches=2), Layout(pp=2, schedule="zero-bubble")
+    needed = worst_rank(gpt2, split, replace(recipe, checkpointing="selective")).total_bytes
+    fitting = cluster.devices["d"].model_copy(update={"memory_gib": needed / GIB / 0.9})
+    small = cluster.model_copy(update={"devices": {"d": fitting}})
+
+    (plain,) = rank_layouts(gpt2, recipe, small, 2, fixed=replace(split, schedule="1f1b")).valid
+    (found,) = rank_layouts(gpt2, recipe, small, 2, fixed=split).valid
+
+    assert (plain.recipe.checkpointing, found.recipe.checkpointing) == ("selective", "full")
 
 
 def test_tensor_parallel_across_nodes_is_not_taken(tiny: ModelShape, cluster: Cluster, recipe: Recipe) -> None:

@@ -161,6 +161,11 @@ class ParallelConfig(StrictModel):
             )
 
     def _check_zero_bubble(self) -> None:
+        if self.activation_checkpointing == "selective":
+            raise ValueError(
+                f'schedule = "{self.schedule}" goes back through a block twice, and torch lets nobody go twice through '
+                'one of which some results were kept; set activation_checkpointing to "full" or "none", or take "1f1b"'
+            )
         if self.gradient_compression != "none":
             raise ValueError(
                 f'schedule = "{self.schedule}" computes weight gradients apart from the backward pass, where hooks '

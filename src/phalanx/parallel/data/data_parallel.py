@@ -98,6 +98,7 @@ def share_with_copies(part: StagePart, domain: Domain, gathered: torch.dtype | N
             copies = DistributedDataParallel(
                 part, process_group=domain.copies, broadcast_buffers=False, gradient_as_bucket_view=True
             )
+        _settle_buckets(copies)
         compress_gradients(copies, config.gradient_compression, domain.copies)
         return copies
     # blocks of some families return a view, and no code writes into it
@@ -117,6 +118,18 @@ def share_with_copies(part: StagePart, domain: Domain, gathered: torch.dtype | N
         for inner in _sharded_modules(part):
             inner.set_custom_reduce_scatter(RoundedScatter())  # type: ignore[arg-type]
     return part
+
+
+def _settle_buckets(copies: DistributedDataParallel) -> None:
+    """Have DDP make its final buckets before the first step, by a backward pass of zeros.
+
+    It makes them anew once it has seen in which order gradients come, and where a number lies in its bucket decides in
+    which order three or more copies add it up: the first step of a resumed run would have other bits.
+    """
+    copies.reducer.prepare_for_backward([])
+    # of the last parameter first, as a model's own backward pass
+    torch.autograd.backward([p.flatten()[:0].sum() for p in copies.parameters() if p.requires_grad])
+    copies.reducer._rebuild_buckets()
 
 
 def shard_module(

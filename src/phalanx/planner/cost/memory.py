@@ -102,12 +102,6 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
         moments.append(TransientMemory(others + working, parameters))
         # what lies around the blocks is the first that is summed, while all others are whole still
         moments.append(TransientMemory(0, parameters + summed + -(-summed // layout.num_shards)))
-    has_buckets = (
-        layout.zero < 2 and layout.num_shards > 1 and (layout.pp == 1 or not SCHEDULES[layout.schedule].splits_backward)
-    )
-    if has_buckets:
-        # after the first step DDP makes its buckets anew, in the order in which gradients came, beside the old ones
-        moments.append(TransientMemory(0, share.trained * recipe.weight_bytes))
     if recipe.outer is not None:
         largest = max(table if around and recipe.adapter is None else 0, added) // recipe.weight_bytes * EXACT_BYTES
         slices = layout.num_shards if layout.zero >= 2 else 1

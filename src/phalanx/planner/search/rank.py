@@ -13,6 +13,7 @@ from phalanx.planner.guard.finding import Verification
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.recipe import Checkpointing, Recipe
 from phalanx.planner.model.shape import ModelShape
+from phalanx.planner.schedules import SCHEDULES
 from phalanx.planner.search.candidates import candidate_layouts, describe_island_mismatch
 from phalanx.planner.validity import describe_refusal
 
@@ -182,8 +183,11 @@ def _recipe_variants(layout: Layout, recipe: Recipe, shape: ModelShape) -> Itera
     share = recipe.sequences // layout.dp if recipe.sequences % layout.dp == 0 else 0
     is_divisible = recipe.sequence_length % (layout.cp * layout.tp) == 0
     parallel = replace(recipe, sequence_parallel=layout.tp > 1 and is_divisible and not shape.experts)
+    # a split backward pass goes twice through a block, as torch allows where all or nothing is computed again
+    is_split = layout.pp > 1 and SCHEDULES[layout.schedule].splits_backward
+    kinds = [kind for kind in _CHECKPOINTING if kind != "selective" or not is_split]
     for number in sorted(set(_microbatch_choices(share)) or {recipe.microbatches}):
-        yield tuple(replace(parallel, microbatches=number, checkpointing=kind) for kind in _CHECKPOINTING)
+        yield tuple(replace(parallel, microbatches=number, checkpointing=kind) for kind in kinds)
 
 
 def _microbatch_choices(share: int) -> Iterable[int]:
