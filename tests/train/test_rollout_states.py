@@ -1,16 +1,19 @@
 """Sampled texts as batches and as states: each number beside its token, and nothing malformed is gone on from."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from phalanx.config import config_of
+from phalanx.config import canonical_json, config_of
 from phalanx.engine import GuardReport, StepResult
 from phalanx.errors import CheckpointError, ConfigError, StaleRolloutsError
 from phalanx.objectives import IGNORE
+from phalanx.objectives.policy_gradient import DrawnTexts
 from phalanx.rollouts import Rollout
 from phalanx.train import RUN_TYPES
 from phalanx.train.batches.rollouts import LearnedRow, RolloutLoader, batch_of, check_fresh
@@ -115,6 +118,29 @@ def test_texts_keep_their_weight_on_the_way_to_what_is_learned():
 
     assert weighed.weights.tolist() == [1.0, 0.25, 1.0, 1.0]
     assert usual.weights is None
+
+
+@pytest.mark.parametrize(("precision", "narrow"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_texts_are_written_in_the_precision_that_learns_from_them(precision, narrow):
+    run = run_of(parallel={"dp": 1}, train={"precision": precision})
+
+    with RolloutLoader(FakePrompts(), run, None, None)._autocast_context():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == narrow
+
+
+def test_a_draw_of_one_text_can_be_saved():
+    text = Rollout(0, 0, (1,), (2, 3), "length", np.zeros(2, np.float32), np.zeros((1, 8), np.float32))
+    run = run_of(train={"batch_size": 1, "microbatches": 1, "objective": {"kind": "ppo", "group": 1}})
+    models, scorer = SimpleNamespace(with_head=lambda kind: None), SimpleNamespace(reward_names=("exact",))
+    drawn = DrawnTexts(torch.ones(1).double(), torch.ones(1, 2).bool(), *torch.zeros(2, 1, 2), 0.0, torch.zeros(1, 2))
+    settings = run.train.objective
+
+    figures = RolloutLoader(FakePrompts(), run, models, scorer)._sum_up_draw(
+        [text], drawn, [[1.0]], settings.extra_columns(drawn)
+    )
+
+    assert figures["reward_std"] == 0.0
+    assert json.loads(canonical_json(figures)) == figures
 
 
 def test_a_step_after_undone_ones_is_not_kept():

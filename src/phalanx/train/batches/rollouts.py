@@ -279,7 +279,8 @@ class RolloutLoader:
     def _autocast_context(self) -> contextlib.AbstractContextManager[object]:
         if self._run.train.precision == "fp32":
             return contextlib.nullcontext()
-        return torch.autocast(torch.device(self._run.train.device).type, dtype=torch.bfloat16)
+        narrow = torch.float16 if self._run.train.precision == "fp16" else torch.bfloat16
+        return torch.autocast(torch.device(self._run.train.device).type, dtype=narrow)
 
     def _texts_to_score(self, rollouts: Sequence[Rollout], prompts: Sequence[PromptRecord]) -> list[ScoredText]:
         decode = self._prompts.tokenizer.backend.decode
@@ -312,7 +313,8 @@ class RolloutLoader:
             figures["value_error"] = float((columns[RETURNS] - drawn.values)[drawn.mask].square().mean())
         return {
             "reward": float(drawn.rewards.mean()),
-            "reward_std": float(drawn.rewards.std()),
+            # a checkpoint holds numbers alone, and of one text that would be none
+            "reward_std": float(drawn.rewards.std(correction=min(1, len(rollouts) - 1))),
             **{f"reward_{name}": mean for name, mean in self._mean_rewards(rewards).items()},
             "text_tokens": tokens / len(rollouts),
             "texts_ended": sum(rollout.finish == "stop" for rollout in rollouts) / len(rollouts),
