@@ -79,3 +79,15 @@ def test_a_loss_that_is_not_finite_is_not_tried_again(make_member):
         member.train_step(0, *batch_of(0, 64))
 
     assert member._scale.value == 2.0**16
+
+
+def test_a_gradient_that_no_scale_makes_finite_leaves_the_scale_to_later_batches(make_member):
+    member = make_member("fp16")
+    broken = next(iter(member._held)).parameter.register_hook(lambda gradient: gradient * float("nan"))
+
+    with pytest.raises(FailedBatchError, match="gradient"):
+        member.train_step(0, *batch_of(0, 64))
+
+    broken.remove()
+    assert member._scale.value == 2.0**16
+    assert member.train_step(0, *batch_of(1, 64)).gradient_norm > 0

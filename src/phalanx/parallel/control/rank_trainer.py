@@ -190,9 +190,13 @@ class RankTrainer:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")
         self._num_targets = max(1, self.objective.count_targets(self._island_rows(labels)))
         loss, norms, parts = self._compute_gradients(step, ids, labels, extras)
+        scale = self._scale.value
         while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.halve_scale():
             self._update.clear_gradients()
             loss, norms, parts = self._compute_gradients(step, ids, labels, extras)
+        if not all(map(math.isfinite, norms)):
+            # no scale was to blame, and the small gradients of later batches need it
+            self._scale.value = scale
         mean_loss, norm = loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms))
         fault = limits.find_fault(step, mean_loss, norm)
         if fault is not None:
