@@ -253,6 +253,7 @@ class _PassportReader:
             findings.remarks.append("no model was compared: give the directory that you were handed")
             return signature
         compare_model(directory, signature)
+        findings.remarks.append("that the model's config and tokenizer are the run's is the owner's word")
         if stated["has_plain_names"]:
             is_same = digest_weights(directory) == weights
             require(is_same, f"{directory}: the tensors are not those of the run")
