@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forger import MODEL, SMALL, Forger
 
+from phalanx.cli.outcome import run_command
 from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.verifier.__main__ import main
 from phalanx.verifier.forms import RefusedError, canonical, in_domain
@@ -209,3 +210,16 @@ def test_two_headers_prove_two_words_and_no_other_offence(offence: str, code: in
 
 def test_an_honest_passport_is_compared_with_all_that_is_expected() -> None:
     assert main([str(SMALL), "--owner", OWNER, "--model", str(MODEL)]) == 0
+
+
+def test_a_run_in_the_place_of_its_passport_leaves_the_model_uncompared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The attacker hands over the owner's run directory beside a model of his own."""
+    run, expected = str(write_run(tmp_path / "run", Forger())), ["--owner", OWNER, "--model", str(tmp_path)]
+
+    assert main([run, "--owner", OWNER]) == 0
+    assert main([run, *expected]) == run_command(["verify", run, *expected]) == 7
+    assert capsys.readouterr().out.count("nothing that you expect (model) is compared with a log of a run") == 2
+    # another path of the same command is compared with it
+    assert main([run, str(SMALL), "--owner", OWNER, "--model", str(MODEL)]) == 0

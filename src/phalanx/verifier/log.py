@@ -194,7 +194,7 @@ def read_lines(events: Member, key: bytes) -> list[tuple[Line, str]]:
                 previous = digest(in_domain("log-start/1", run.encode()))
             _check_line(entry, row, run, number, previous)
             check_signature(key, entry["signature"], "log/1", canonical(_without_signature(entry)))
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        except (RefusedError, ValueError, TypeError, KeyError, AttributeError) as exc:
             raise RefusedError(f"line {number}: {exc}") from exc
         previous = digest(row)
         lines.append((entry, previous))
@@ -206,12 +206,10 @@ def _without_signature(line: Line) -> Line:
 
 
 def _check_line(line: Line, row: bytes, run: str, number: int, previous: str) -> None:
-    if set(line) != _LINE_KEYS or len(row) >= _MAX_LINE_BYTES or not isinstance(line["body"], dict):
-        raise ValueError("its form")
-    if (line["run"], line["sequence"], line["previous"]) != (run, number - 1, previous):
-        raise ValueError("its place")
-    if datetime.fromisoformat(line["time"]).utcoffset() is None:
-        raise ValueError("its time")
+    is_formed = set(line) == _LINE_KEYS and len(row) < _MAX_LINE_BYTES and isinstance(line["body"], dict)
+    require(is_formed, "its form")
+    require((line["run"], line["sequence"], line["previous"]) == (run, number - 1, previous), "its place")
+    require(datetime.fromisoformat(line["time"]).utcoffset() is not None, "its time")
 
 
 def _revealed_keys(lines: Sequence[tuple[Line, str]]) -> dict[str, tuple[bytes, int]]:
