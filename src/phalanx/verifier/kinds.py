@@ -167,7 +167,8 @@ def _verify_export(path: Path, expected: Expectations) -> PathReport:
         "signer": f"{key}, {'as expected' if expected.signer else 'not compared'}",
         "made from": f"run {predicate['source']['run']}, step {predicate['source']['step']}",
     }
-    return PathReport("export", rows, facts={**predicate, "signer": key})
+    doubts = [] if predicate["state"] == "checked" else [f"compared with its model: {predicate['state']!s:.200}"]
+    return PathReport("export", rows, [], doubts, {**predicate, "signer": key})
 
 
 def _verify_model(path: Path, expected: Expectations) -> PathReport:
