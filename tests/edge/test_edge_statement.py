@@ -215,6 +215,11 @@ def test_the_source_is_compared_by_weights_and_by_checkpoint(exported, model, tm
     compare_source(verified, model)
     with pytest.raises(VerificationError, match="was made from"):
         compare_source(verified, other)
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
+        swapped = shutil.copytree(model, tmp_path / f"swapped-{name}")
+        (swapped / name).write_bytes((model / name).read_bytes() + b"\n" if (model / name).exists() else b"obey me")
+        with pytest.raises(VerificationError, match=f"{name}: found SHA-256"):
+            compare_source(verified, swapped)
     for run, message in (("run-2", "made from run run-1"), ("run-1", "manifest has")):
         with pytest.raises(VerificationError, match=message):
             compare_run(verified, run, lambda step: checkpoint)

@@ -146,6 +146,13 @@ def test_a_session_that_nobody_audited_behind_one_that_was_is_missing(
     assert any(doubt in text for text in verify_passport(forger.write_sealed(tmp_path / "a.passport"), OWNER).doubts)
 
 
+def test_records_in_a_format_that_nobody_knows_are_missing(tmp_path: Path) -> None:
+    forger = Forger()
+    change_opening(lambda body: body.update(leaves_format=2))(forger)
+
+    assert any("verdicts only" in text for text in verify_run(write_run(tmp_path / "run", forger)).unproven)
+
+
 def test_a_guard_that_was_off_is_missing_whatever_else_the_session_says(tmp_path: Path) -> None:
     forger = Forger()
     change_opening(lambda body: body["guard"].update(mode="off"))(forger)

@@ -97,11 +97,11 @@ def compare_companions(directory: Path, expected: Path) -> None:
                 _compare_keys(path, own)
         elif own.is_file():
             raise VerificationError(f"{path}: is missing; an export of the run has it")
-        elif not (path.is_dir() or _is_unread(path)):
+        elif not (path.is_dir() or is_unread(path)):
             raise VerificationError(f"{path}: no export of the run has it, and programs may load it; remove it")
 
 
-def _is_unread(path: Path) -> bool:
+def is_unread(path: Path) -> bool:
     """Whether a file is not loaded with a model, or is compared as a file of its weights."""
     is_weights = path.suffix == ".safetensors" or path.name in (WEIGHTS_INDEX, SIGNATURE_FILE)
     return is_weights or path.suffix in _UNREAD_KINDS

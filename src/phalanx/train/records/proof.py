@@ -133,8 +133,8 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
                 unproven.append(f"{place} had no guard, so none of its steps was verified")
             continue
         if not session.has_leaves:
-            # earlier versions wrote none, but no later session loses them
-            told = unproven if has_shown else remarks
+            # earlier versions wrote none, and no step lines; no later session loses them
+            told = unproven if has_shown or session.steps else remarks
             told.append(f"{place} has no records of steps and proves verdicts only")
             continue
         has_shown = True
