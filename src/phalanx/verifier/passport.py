@@ -241,7 +241,7 @@ class _PassportReader:
             require(step in self._log.manifests, f"is of step {step}, of which the log certifies no checkpoint")
             if step in self._log.recorded or not self._log.is_completed or step < max(self._log.manifests):
                 findings.doubts.append(f"the model is of step {step}: the log signs the weights of the last step only")
-            elif stated["is_whole"]:
+            elif stated["is_whole"] or not self._run_file().get("model", {}).get("adapter"):
                 require(weights == self._log.weights, "has other weights than the run ended with")
             else:
                 findings.remarks.append("the model is merged or trained in part: that it has the run's weights is the "
