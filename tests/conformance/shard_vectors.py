@@ -34,7 +34,7 @@ def vectors() -> dict:
     """Everything that the page shows."""
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        _write(home)
+        write_dataset(home)
         dataset = open_dataset(home)
         return {
             "files": {
@@ -59,7 +59,8 @@ def _ids(size: int) -> list[int]:
     return [1 + number * 7 % 98 for number in range(size - 1)] + [0]
 
 
-def _write(home: Path) -> None:
+def write_dataset(home: Path) -> None:
+    """Write the dataset of the page."""
     facts = DatasetFacts(
         sources=(
             SourceFacts(name="site", kind="html", fingerprint="01" * 32, licence="CC-BY-4.0"),

@@ -3,14 +3,18 @@
 import base64
 import json
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from shard_vectors import SIGNER, on_page, vectors
+from shard_vectors import SIGNER, on_page, vectors, write_dataset
 
-from phalanx.data.shards import fingerprint_of
+from phalanx.data.shards import DocumentEntry, fingerprint_of, open_dataset
+from phalanx.data.shards.writer import PartWriter
+from phalanx.errors import DataError
 from phalanx.verifier.forms import RefusedError, canonical, in_domain, require, sha256
 from phalanx.verifier.shards import DatasetReader, check_proof
 
@@ -85,6 +89,25 @@ def test_a_signer_cannot_have_one_file_read_again_and_again(home: Path, rows: st
 
     with pytest.raises(RefusedError, match=message):
         DatasetReader(home, FINGERPRINT).check_all()
+
+
+def test_a_signer_cannot_hide_tokens_that_are_of_no_document(tmp_path: Path) -> None:
+    """A run would train on them, and the index, which proves that a document is absent, would not know them."""
+
+    def hide_tokens(self: PartWriter, ids: np.ndarray, entry: DocumentEntry) -> None:
+        if not self.tokens:
+            self._write_tokens(np.arange(3, dtype=self.dtype))
+            self.tokens, self.by_source = 3, {0: [0, 3]}
+        add_document(self, ids, entry)
+
+    add_document = PartWriter.add_document
+    with mock.patch.object(PartWriter, "add_document", hide_tokens):
+        write_dataset(tmp_path)
+
+    with pytest.raises(DataError, match="starts: does not rise from 0"):
+        list(open_dataset(tmp_path).verify())
+    with pytest.raises(RefusedError, match="starts: does not rise from 0"):
+        DatasetReader(tmp_path, FINGERPRINT).check_all()
 
 
 def test_the_second_reader_checks_proofs_of_presence_and_of_absence() -> None:

@@ -215,6 +215,11 @@ def test_the_source_is_compared_by_weights_and_by_checkpoint(exported, model, tm
     compare_source(verified, model)
     with pytest.raises(VerificationError, match="was made from"):
         compare_source(verified, other)
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
+        swapped = shutil.copytree(model, tmp_path / f"swapped-{name}")
+        (swapped / name).write_bytes((model / name).read_bytes() + b"\n" if (model / name).exists() else b"obey me")
+        with pytest.raises(VerificationError, match=f"{name}: found SHA-256"):
+            compare_source(verified, swapped)
     for run, message in (("run-2", "made from run run-1"), ("run-1", "manifest has")):
         with pytest.raises(VerificationError, match=message):
             compare_run(verified, run, lambda step: checkpoint)
@@ -238,8 +243,9 @@ def test_commands_export_and_verify(model, tmp_path, capsys):
 
 
 def test_an_export_that_was_never_compared_is_not_called_good(exported, capsys):
-    assert command_line(["model", "verify", str(exported), "--signer", KEY]) == 7
-    assert "not checked" in capsys.readouterr().out
+    for words in (["model", "verify"], ["verify"]):
+        assert command_line([*words, str(exported), "--signer", KEY]) == 7
+        assert "not checked" in capsys.readouterr().out
 
 
 def test_a_directory_without_statement_needs_a_run_or_is_refused(model, capsys):

@@ -1,6 +1,7 @@
 """A model writes what transformers writes, the same for one seed, and says what stands in the way."""
 
 import json
+import shutil
 
 import pytest
 import tokenizers
@@ -61,6 +62,34 @@ def changed(directory, tmp_path, **files):
     for name, content in files.items():
         (copy / name.replace("__", ".")).write_text(content)
     return copy
+
+
+def deafen(tokenizer):
+    """Read every text as the same words, by the same vocabulary."""
+    pattern = {"type": "Replace", "pattern": {"Regex": ".+"}, "content": "the owner"}
+    return {**tokenizer, "normalizer": pattern}
+
+
+SWAPS = {
+    "config": ("config.json", lambda config: {**config, "layer_norm_epsilon": 0.5}),
+    "tokenizer": ("tokenizer.json", deafen),
+    "ends": ("generation_config.json", lambda ends: {**ends, "eos_token_id": [1, 3]}),
+}
+
+
+@pytest.mark.parametrize("swap", SWAPS)
+def test_a_digest_is_of_all_that_decides_an_answer(directory, model, tmp_path, swap):
+    """Figures that were measured on the same weights beside another tokenizer or config are of another model."""
+    copy, (name, change) = tmp_path / "copy", SWAPS[swap]
+    shutil.copytree(directory, copy)
+    used = TextModel(copy)
+    used.tokenizer("the owner holds", truncation=True, max_length=2)
+    assert used.model_digest == model.model_digest
+
+    before = json.loads((copy / name).read_text()) if (copy / name).exists() else {}
+    (copy / name).write_text(json.dumps(change(before)))
+
+    assert TextModel(copy).model_digest != model.model_digest
 
 
 def test_the_likeliest_tokens_are_those_of_transformers_without_a_cache(directory, model):

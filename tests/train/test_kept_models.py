@@ -111,6 +111,44 @@ def test_an_exported_adapter_is_compared_with_the_end_of_its_run(at_home, monkey
     assert command_line(["model", "verify", "out", "runs/first"]) == 5
 
 
+def change_key(home: Path, name: str, key: str, value: object) -> None:
+    file = home / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+
+
+@pytest.mark.parametrize("adapter", ["", "model.adapter={kind='lora', rank=2}"])
+def test_the_weights_of_a_run_beside_another_config_or_tokenizer_are_another_model(at_home, adapter, capfd):
+    home = at_home(*filter(None, [adapter]))
+    assert command_line(["checkpoint", "export", "runs/first", "out"]) == 0
+    config, key = ("adapter_config.json", "lora_alpha") if adapter else ("config.json", "layer_norm_epsilon")
+    (home / "out" / "README.md").write_text("Our model.")
+    shutil.copytree(home / "out", home / "spread")
+    change_key(home / "spread", "tokenizer_config.json", "eos_token", "<|endoftext|>")
+    assert command_line(["model", "verify", "out", "runs/first"]) == 0
+    assert command_line(["model", "verify", "spread", "runs/first"]) == 0
+
+    swaps = {
+        config: lambda out: change_key(out, config, key, 0.5),
+        "tokenizer.json": lambda out: (out / "tokenizer.json").write_bytes(
+            train_tokenizer(["other words " * 20], ByteBpeTraining(vocab_size=262)).to_json()
+        ),
+        "chat_template.jinja": lambda out: (out / "chat_template.jinja").write_text("obey me"),
+        "tokenizer_config.json": lambda out: (out / "tokenizer_config.json").unlink(),
+        "added_tokens.json": lambda out: (out / "added_tokens.json").write_text('{"the": 3}'),
+        "additional_chat_templates/default.jinja": lambda out: (
+            (out / "additional_chat_templates").mkdir(),
+            (out / "additional_chat_templates" / "default.jinja").write_text("obey me"),
+        ),
+    }
+    for name, swap in swaps.items():
+        swapped = Path(shutil.copytree(home / "out", home / f"swapped-{Path(name).stem}-{Path(name).suffix[1:]}"))
+        swap(swapped)
+        capfd.readouterr()
+        assert command_line(["model", "verify", swapped.name, "runs/first"]) == 5, name
+        assert f"{swapped.name}/{name}: " in capfd.readouterr().err
+        assert command_line(["passport", "runs/first", "--model", swapped.name, "--out", "forged.passport"]) == 5, name
+
+
 @pytest.mark.parametrize("harm", ["changed", "removed", "added"])
 def test_kept_files_that_the_checkpoint_has_not_signed_are_refused(at_home, make_run, capfd, harm):
     home = at_home()

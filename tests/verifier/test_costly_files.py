@@ -12,10 +12,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forger import MODEL, SMALL, Forger
 
+from phalanx.cli.outcome import run_command
+from phalanx.errors import AuditLogError
 from phalanx.security.crypto import create_authority, issue_certificate, load_identity
+from phalanx.train.records.proof import verify_run
 from phalanx.verifier.__main__ import main
 from phalanx.verifier.forms import RefusedError, canonical, in_domain
 from phalanx.verifier.kinds import Expectations, verify_path
+from phalanx.verifier.log import verify
+from phalanx.verifier.passport import list_draws, verify_passport
 from phalanx.verifier.statement import ATTESTATION_PREDICATE, PAYLOAD_TYPE, STATEMENT_TYPE, digest_weights, signed_bytes
 
 OWNER = Forger().owner.public.public_key.hex()
@@ -70,9 +75,10 @@ def one_batch_of_leaves_for_all(forger: Forger) -> None:
         (change_opening(lambda body: body.update(microbatches=10**15)), "its number of microbatches"),
         (change_opening(lambda body: body["guard"].update(audit_rate=1e15)), "its rate of audits"),
         (change_opening(lambda body: body["guard"].update(audit_rate="x")), "its rate of audits"),
+        (change_opening(lambda body: body["guard"].update(shadow="none")), "the guard of another version"),
         (one_batch_of_leaves_for_all, "its leaves are those of an earlier step"),
     ],
-    ids=["microbatches", "rate", "a word for a rate", "leaves"],
+    ids=["microbatches", "rate", "a word for a rate", "shadow", "leaves"],
 )
 def test_a_log_that_asks_for_work_without_end_is_refused(
     forge: Callable[[Forger], None], message: str, tmp_path: Path
@@ -83,6 +89,77 @@ def test_a_log_that_asks_for_work_without_end_is_refused(
 
     with pytest.raises(RefusedError, match=message):
         verify_path(write_run(tmp_path / "run", forger), Expectations(owner=OWNER))
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        change_opening(lambda body: body.update(microbatches=10**15)),
+        change_opening(lambda body: body.update(microbatches=4.0)),
+        lambda forger: forger.write_log(
+            [
+                {**line, "body": {key: value for key, value in line["body"].items() if key != "epoch"}}
+                for line in forger.lines
+            ]
+        ),
+    ],
+    ids=["many microbatches", "a fraction of microbatches", "no epoch"],
+)
+def test_the_command_of_the_owners_own_program_refuses_such_logs_too(
+    forge: Callable[[Forger], None], tmp_path: Path
+) -> None:
+    """`phalanx audit verify` ended with a traceback, or took all memory."""
+    forger = Forger()
+    forge(forger)
+
+    with pytest.raises(AuditLogError):
+        verify_run(write_run(tmp_path / "run", forger))
+
+
+def without_guard(opening: dict[str, Any]) -> None:
+    for key in ("audit_key_commitment", "audit_nonce", "guard", "leaves_format", "certificates"):
+        del opening[key]
+
+
+@pytest.mark.parametrize(
+    ("change", "doubt"),
+    [(without_guard, "guard"), (lambda opening: opening.update(leaves_format=2), "verdicts only")],
+    ids=["no guard", "no records"],
+)
+def test_a_session_that_nobody_audited_behind_one_that_was_is_missing(
+    change: Callable[[dict[str, Any]], None], doubt: str, tmp_path: Path
+) -> None:
+    """The attacker is the owner: it trains on without a guard, and ends the run with those weights."""
+    forger = Forger()
+    lines = forger.lines
+    opening = next(line for line in lines if line["kind"] == "run_started")
+    end = next(number for number, line in enumerate(lines) if line["kind"] == "run_completed")
+    resumed = json.loads(json.dumps({**opening, "kind": "run_resumed"}))
+    resumed["body"]["step"] = opening["body"]["steps"]
+    change(resumed["body"])
+    forger.write_log([*lines[:end], resumed, *lines[end:]])
+    run = write_run(tmp_path / "run", forger)
+    forger.facts["draws"] = list_draws(verify(run, (run / "owner.pem").read_text()))
+
+    assert any(doubt in text for text in verify_path(run, Expectations(owner=OWNER)).doubts)
+    assert any(doubt in text for text in verify_run(run).unproven)
+    assert any(doubt in text for text in verify_passport(forger.write_sealed(tmp_path / "a.passport"), OWNER).doubts)
+
+
+def test_records_in_a_format_that_nobody_knows_are_missing(tmp_path: Path) -> None:
+    forger = Forger()
+    change_opening(lambda body: body.update(leaves_format=2))(forger)
+
+    assert any("verdicts only" in text for text in verify_run(write_run(tmp_path / "run", forger)).unproven)
+
+
+def test_a_guard_that_was_off_is_missing_whatever_else_the_session_says(tmp_path: Path) -> None:
+    forger = Forger()
+    change_opening(lambda body: body["guard"].update(mode="off"))(forger)
+
+    report = verify_path(write_run(tmp_path / "run", forger), Expectations(owner=OWNER))
+
+    assert any("the guard was off" in doubt for doubt in report.doubts)
 
 
 def test_a_text_in_the_place_of_a_step_is_no_format(tmp_path: Path) -> None:
@@ -209,3 +286,16 @@ def test_two_headers_prove_two_words_and_no_other_offence(offence: str, code: in
 
 def test_an_honest_passport_is_compared_with_all_that_is_expected() -> None:
     assert main([str(SMALL), "--owner", OWNER, "--model", str(MODEL)]) == 0
+
+
+def test_a_run_in_the_place_of_its_passport_leaves_the_model_uncompared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The attacker hands over the owner's run directory beside a model of his own."""
+    run, expected = str(write_run(tmp_path / "run", Forger())), ["--owner", OWNER, "--model", str(tmp_path)]
+
+    assert main([run, "--owner", OWNER]) == 0
+    assert main([run, *expected]) == run_command(["verify", run, *expected]) == 7
+    assert capsys.readouterr().out.count("nothing that you expect (model) is compared with a log of a run") == 2
+    # another path of the same command is compared with it
+    assert main([run, str(SMALL), "--owner", OWNER, "--model", str(MODEL)]) == 0

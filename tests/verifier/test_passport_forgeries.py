@@ -502,6 +502,37 @@ def test_a_model_with_other_weights_is_refused_though_the_owner_signs_it(tmp_pat
         verify_passport(path, OWNER, model=home)
 
 
+def test_a_model_of_a_run_without_adapter_is_never_called_a_part_of_it(tmp_path: Path) -> None:
+    """That a merged adapter has the run's weights is the owner's word, so the owner calls other weights merged."""
+    home = shutil.copytree(MODEL, tmp_path / "model")
+    data = bytearray((home / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (home / "model.safetensors").write_bytes(data)
+    forger, weights = Forger(), digest_weights(home)
+    sign_model_anew(forger, home)
+    forger.facts["model"] |= {"weights": weights, "is_whole": False}
+    for name in (EVALUATION, "tests/redteam.dsse.json"):
+        forger.change_statement(
+            name, lambda s: s["predicate"]["configuration"][0]["annotations"].update(weights=weights)
+        )
+
+    with pytest.raises(RefusedError, match="has other weights than the run ended with"):
+        verify_passport(forger.write_sealed(tmp_path / "forged"), OWNER, model=home)
+
+
+def test_a_config_that_the_owner_has_changed_is_named_as_the_owners_word(tmp_path: Path) -> None:
+    """With another config the same tensors are another model, and the log signs the tensors alone."""
+    home = shutil.copytree(MODEL, tmp_path / "model")
+    config = json.loads((home / "config.json").read_text())
+    (home / "config.json").write_text(json.dumps(config | {"layer_norm_epsilon": 0.5}))
+    forger = Forger()
+    sign_model_anew(forger, home)
+
+    findings = verify_passport(forger.write_sealed(tmp_path / "forged"), OWNER, model=home)
+
+    assert "that the model's config and tokenizer are the run's is the owner's word" in findings.remarks
+
+
 def hide_in_a_pickle(home: Path, weights: dict[str, Tensor]) -> None:
     torch.save(weights, home / "pytorch_model.bin")
 

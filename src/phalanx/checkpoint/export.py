@@ -26,6 +26,7 @@ from phalanx.models.weights import split_experts
 
 _WEIGHT = "weight/"
 _TOKENIZER_CONFIG, _SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+ADAPTER_CONFIG = "adapter_config.json"
 _METADATA = {"format": "pt"}
 
 
@@ -103,15 +104,14 @@ def export_model(
         checkpoint.check_vocabulary(vocabulary_digest(open_tokenizer(tokenizer.file, tokenizer.eos_id)))
     trained, is_part = (read_trained(checkpoint), False) if released is None else (released, True)
     with spare_directory(out) as spare:
+        config = None
         if adapter is not None and not merge:
             config, named = peft_files(trained, source, adapter, classifier, is_part=is_part)
-            (spare / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             save_file(named, spare / "adapter_model.safetensors", _METADATA)
         else:
             weights = trained if adapter is None else merge_weights(trained, source, adapter, is_part=is_part)
-            write_model(spare, weights, source, tokenizer, classifier)
-        if tokenizer is not None:
-            _write_tokenizer(spare, tokenizer)
+            write_weights(spare, weights, source, classifier)
+        write_companions(spare, source, tokenizer, config, classifier)
         publish_model(spare, out)
 
 
@@ -124,14 +124,10 @@ def read_trained(checkpoint: Checkpoint) -> dict[str, Tensor]:
     }
 
 
-def write_model(
-    target: Path,
-    weights: Mapping[str, Tensor],
-    source: ModelSource,
-    tokenizer: RunTokenizer | None,
-    classifier: ClassifierForm | None = None,
+def write_weights(
+    target: Path, weights: Mapping[str, Tensor], source: ModelSource, classifier: ClassifierForm | None = None
 ) -> None:
-    """Write config, generation defaults and weights of a whole model."""
+    """Write the weights of a whole model."""
     expected = set(parameter_names(source.hub_config))
     if classifier is not None:
         expected |= HEAD_TENSORS
@@ -140,6 +136,39 @@ def write_model(
         raise CheckpointError(
             f"{target.parent}: {differing[:3]} differ from the model's parameters; use the run's own model"
         )
+    if classifier is not None:
+        weights = classifier.rename_head(weights)
+    tensors = {
+        source.family.hub_name(piece): part.contiguous()
+        for name, tensor in weights.items()
+        for piece, part in split_experts(source.family, name, tensor)
+    }
+    save_file(tensors, target / "model.safetensors", _METADATA)
+
+
+def write_companions(
+    target: Path,
+    source: ModelSource,
+    tokenizer: RunTokenizer | None,
+    adapter_config: Mapping[str, object] | None = None,
+    classifier: ClassifierForm | None = None,
+) -> None:
+    """Write all that an export has beside its tensors: config, generation defaults and tokenizer.
+
+    Args:
+        adapter_config: Content of ``adapter_config.json``; None of a whole model.
+    """
+    if adapter_config is None:
+        _write_config(target, source, tokenizer, classifier)
+    else:
+        (target / ADAPTER_CONFIG).write_text(json.dumps(adapter_config, indent=2) + "\n", encoding="utf-8")
+    if tokenizer is not None:
+        _write_tokenizer(target, tokenizer)
+
+
+def _write_config(
+    target: Path, source: ModelSource, tokenizer: RunTokenizer | None, classifier: ClassifierForm | None
+) -> None:
     config = {**with_older_keys(source.hub_config_dict), "dtype": "float32"}
     # servers and converters tell the kind of model by it
     if config.get("tie_word_embeddings") and not source.family.ties_head(source.hub_config):
@@ -149,7 +178,6 @@ def write_model(
         config["architectures"] = config.get("architectures") or [architecture_of(source.hub_config.model_type)]
     else:
         config |= classifier.describe_classes()
-        weights = classifier.rename_head(weights)
     generation = source.directory / GENERATION
     if tokenizer is not None and not tokenizer.of_model:
         ends = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
@@ -161,12 +189,6 @@ def write_model(
     if tokenizer is not None and tokenizer.end_of_turn is not None:
         _end_answers(target / GENERATION, tokenizer.end_of_turn, config.get("eos_token_id"))
     _write_json(target / "config.json", config)
-    tensors = {
-        source.family.hub_name(piece): part.contiguous()
-        for name, tensor in weights.items()
-        for piece, part in split_experts(source.family, name, tensor)
-    }
-    save_file(tensors, target / "model.safetensors", _METADATA)
 
 
 def _end_answers(path: Path, end_of_turn: int, end_of_text: object) -> None:

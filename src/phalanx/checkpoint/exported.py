@@ -1,8 +1,7 @@
-"""An exported directory compared with the digest that its run signed at the end."""
+"""An exported directory compared with the end of its run: tensors, config, tokenizer and what lies beside them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor
@@ -10,36 +9,35 @@ from torch import Tensor
 from phalanx.config.text import parse_strict_json
 from phalanx.errors import CheckpointError, VerificationError
 from phalanx.models import ModelSource, parameter_names, weights_digest
+from phalanx.models.directory import WEIGHTS_INDEX
 from phalanx.transport.tensors import UNREADABLE
 from phalanx.verifier.forms import RefusedError, UnreadableError
-from phalanx.verifier.statement import list_weight_files
+from phalanx.verifier.statement import SIGNATURE_FILE, list_weight_files
 
-_ADAPTER, _ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_ADAPTER = "adapter_model.safetensors"
+_UNREAD_KINDS = ("", ".md")
+"""Endings of files that no program loads with a model: its card, its licence."""
 
 
-def verify_export(
-    directory: Path,
-    final_digest: str | None,
-    read_adapter: Callable[[], tuple[Mapping[str, Any], Mapping[str, Tensor]]] | None,
-) -> str:
+def verify_export(directory: Path, final_digest: str | None, adapter: Mapping[str, Tensor] | None) -> str:
     """Return the digest that the run signed at its end, of a directory with its weights.
 
     Args:
         directory: Export to check; nothing in it is trusted.
         final_digest: Digest of all weights, from the run's signed log; None while it has not ended.
-        read_adapter: Reads config and tensors of the run's last certified checkpoint, as peft's files have them; None
-            where the run trained a whole model. The signed digest is over adapter and base together.
+        adapter: Tensors of the run's last certified checkpoint, as peft's file has them; None where the run trained a
+            whole model. The signed digest is over adapter and base together.
 
     Raises:
         CheckpointError: The run has not ended, or the directory holds other tensors than the run trained.
-        VerificationError: The weights, or the config of an adapter, differ from those at the run's end, or another
-            program may find others in the directory.
+        VerificationError: The weights differ from those at the run's end, or another program may find others in the
+            directory.
     """
     if final_digest is None:
         raise CheckpointError("the run's log has no digest of final weights: it has not ended; export prints its step")
     is_adapter = (directory / _ADAPTER).is_file()
-    if is_adapter != (read_adapter is not None):
-        expected = "an adapter" if read_adapter is not None else "a whole model"
+    if is_adapter != (adapter is not None):
+        expected = "an adapter" if adapter is not None else "a whole model"
         raise CheckpointError(
             f"{directory}: expected {expected}, which the run trained, and found something else; "
             "export the run again, without --merge, to compare"
@@ -48,12 +46,11 @@ def verify_export(
         list_weight_files(directory)
     except (RefusedError, UnreadableError) as exc:
         raise VerificationError(f"{exc}") from exc
-    if read_adapter is None:
+    if adapter is None:
         digest, signed = _digest_alone(directory), final_digest
     else:
-        config, tensors = read_adapter()
-        _check_adapter_config(directory / _ADAPTER_CONFIG, config)
-        digest, signed = weights_digest(read_adapter_tensors(directory / _ADAPTER)), weights_digest(tensors.items())
+        digest = weights_digest(read_adapter_tensors(directory / _ADAPTER))
+        signed = weights_digest(adapter.items())
     if digest != signed:
         raise VerificationError(
             f"{directory}: weights have digest {digest}; but the run ended with {signed}: they were changed, "
@@ -83,17 +80,44 @@ def _digest_source(source: ModelSource) -> str:
     return weights_digest((name, source.read_tensor(name)) for name in parameter_names(source.hub_config))
 
 
-def _check_adapter_config(path: Path, expected: Mapping[str, Any]) -> None:
-    """Refuse another scale, rank or place of an adapter's tensors: with these they are another model."""
+def compare_companions(directory: Path, expected: Path) -> None:
+    """Compare what lies beside the tensors: with another config, tokenizer or chat template they are another model.
+
+    Args:
+        expected: Directory with the files that an export of the run has beside its tensors.
+
+    Raises:
+        VerificationError: A file was changed, added or taken away.
+    """
+    homes = directory, expected
+    for name in sorted({path.relative_to(home).as_posix() for home in homes for path in home.rglob("*")}):
+        path, own = directory / name, expected / name
+        if own.is_file() and path.is_file():
+            if path.read_bytes() != own.read_bytes():
+                _compare_keys(path, own)
+        elif own.is_file():
+            raise VerificationError(f"{path}: is missing; an export of the run has it")
+        elif not (path.is_dir() or is_unread(path)):
+            raise VerificationError(f"{path}: no export of the run has it, and programs may load it; remove it")
+
+
+def is_unread(path: Path) -> bool:
+    """Whether a file is not loaded with a model, or is compared as a file of its weights."""
+    is_weights = path.suffix == ".safetensors" or path.name in (WEIGHTS_INDEX, SIGNATURE_FILE)
+    return is_weights or path.suffix in _UNREAD_KINDS
+
+
+def _compare_keys(path: Path, expected: Path) -> None:
+    """Accept the same keys and values in another layout; name the first that differs."""
     try:
-        config = parse_strict_json(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as exc:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {exc!s:.200}") from exc
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: found a {type(config).__name__}; expected an object")
-    for key in sorted(expected.keys() | config.keys()):
-        if key not in config or key not in expected or config[key] != expected[key]:
-            raise VerificationError(f"{path}: {key}: found {config.get(key)!r:.60}, expected {expected.get(key)!r:.60}")
+        value, own = (parse_strict_json(file.read_bytes()) for file in (path, expected))
+    except (ValueError, RecursionError) as exc:
+        raise VerificationError(f"{path}: was changed: an export of the run has other bytes") from exc
+    for key in sorted(own.keys() | value.keys()) if isinstance(own, dict) and isinstance(value, dict) else []:
+        if key not in value or key not in own or value[key] != own[key]:
+            raise VerificationError(f"{path}: {key}: found {value.get(key)!r:.60}, expected {own.get(key)!r:.60}")
+    if value != own:
+        raise VerificationError(f"{path}: was changed: an export of the run has other values")
 
 
 def read_adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:

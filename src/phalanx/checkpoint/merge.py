@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from phalanx.checkpoint.export import write_model
+from phalanx.checkpoint.export import write_companions, write_weights
 from phalanx.checkpoint.export_adapter import add_updates, read_weights
 from phalanx.errors import CheckpointError, ModelError
 from phalanx.models import ModelSource, parameter_names, parameter_shapes, weights_digest
@@ -54,7 +54,8 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
 
     refuse_existing(out)
     with spare_directory(out) as spare:
-        write_model(spare, after, source, None)
+        write_weights(spare, after, source)
+        write_companions(spare, source, None)
         _copy_companions(base, spare)
         (spare / KEPT).mkdir()
         save_file(changed, spare / KEPT / _MATRICES)
@@ -73,7 +74,8 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
 
     refuse_existing(out)
     with spare_directory(out) as spare:
-        write_model(spare, back, source, None)
+        write_weights(spare, back, source)
+        write_companions(spare, source, None)
         _copy_companions(directory, spare)
         publish_model(spare, out)
     return {"base": record["base"], "matrices": len(stored)}

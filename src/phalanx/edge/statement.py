@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from phalanx.checkpoint import manifest_digest
-from phalanx.checkpoint.exported import digest_model
+from phalanx.checkpoint.exported import digest_model, is_unread
 from phalanx.config import StrictModel, canonical_json
 from phalanx.config.text import parse_strict_json
 from phalanx.errors import CheckpointError, SignatureError, VerificationError
@@ -207,10 +207,16 @@ def _compare_files(directory: Path, files: dict[str, str]) -> None:
 
 
 def compare_source(export: VerifiedExport, directory: Path) -> None:
-    """Return when an export was made from the weights of a model directory."""
+    """Return when an export was made from a model directory: from its weights, config and tokenizer."""
     actual, source = digest_model(directory), export.facts.source
     if actual != source.weights:
         raise VerificationError(f"{directory}: weights have digest {actual}; the export was made from {source.weights}")
+    files = {path.name: digest_file(path) for path in directory.iterdir() if path.is_file()}
+    for name in sorted(files.keys() | source.files.keys()):
+        # the digest above is that of the tensors, in whatever files
+        if not is_unread(directory / name) and files.get(name) != source.files.get(name):
+            has, made = files.get(name, "no file"), source.files.get(name, "no file")
+            raise VerificationError(f"{directory / name}: found SHA-256 {has:.16}; the export was made from {made:.16}")
 
 
 def compare_run(export: VerifiedExport, run: str, find_checkpoint: Callable[[int], Path]) -> None:

@@ -292,7 +292,7 @@ class LanguageModel(Protocol):
 
     @property
     def model_digest(self) -> str:
-        """SHA-256 in hex over weights, vocabulary and template."""
+        """SHA-256 in hex over weights, config, tokenizer, ends of texts and template."""
         ...
 
     @property

@@ -20,7 +20,7 @@ class ChatWriter:
 
     @property
     def writer_digest(self) -> str:
-        """SHA-256 in hex over the model's weights, vocabulary and template."""
+        """SHA-256 in hex over the model's weights, config, tokenizer, ends of texts and template."""
         return self._model.model_digest
 
     @property

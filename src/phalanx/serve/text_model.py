@@ -62,7 +62,7 @@ class TextModel:
         self._template = model_template(directory)
         # a text is all that a terminal should show
         hub_logging.disable_progress_bar()
-        config = read_config(directory)
+        self._described = config = read_config(directory)
         if head_kind(config) == "score":
             raise ModelError(f"{directory}: gives each text a score, and has no language model's head")
         if CLASSIFIER_KEY in config:
@@ -345,13 +345,21 @@ class TextModel:
 
     @cached_property
     def model_digest(self) -> str:
-        """Return the SHA-256 in hex over weights, vocabulary and chat template, which decide every completion."""
-        parts = [
-            weights_digest(self._model.named_parameters()),
-            json.dumps(self._tokenizer.get_vocab(), sort_keys=True),
-        ]
-        parts.append("" if self._template is None else self._template.source)
+        """Return the SHA-256 in hex over weights and `companions`, which decide every completion."""
+        parts = [weights_digest(self._model.named_parameters()), self.companions]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    @cached_property
+    def companions(self) -> str:
+        """Config, tokenizer, ends of texts and chat template as JSON: with others the same weights answer otherwise."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            tokenizer = self._tokenizer.get_vocab()
+        else:
+            # how the last texts were padded and cut is not the tokenizer's
+            tokenizer = {**json.loads(backend.to_str()), "padding": None, "truncation": None}
+        template = None if self._template is None else self._template.source
+        return json.dumps([self._described, tokenizer, sorted(self.end_tokens), template], sort_keys=True)
 
     @property
     def template_digest(self) -> str | None:

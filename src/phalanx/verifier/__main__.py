@@ -3,7 +3,9 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from .forms import RefusedError, UnreadableError
 from .kinds import Expectations, PathReport, verify_path
@@ -28,40 +30,46 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--absent", metavar="DIGEST", help="document that the model must never have seen")
     parser.add_argument("--json", action="store_true", help="print one JSON object a path")
     options = parser.parse_args(arguments)
-    codes = [_verify_one(path, options) for path in options.paths]
+    reports: list[PathReport] = []
+    codes = [_verify_one(path, options, reports) for path in options.paths]
+    idle = set[str].intersection(*(report.idle for report in reports)) if len(reports) > 1 else ()
+    for name in sorted(idle):
+        doubt = f"nothing that you expect ({name}) is compared with any of these"
+        _print_lines(options, {"doubts": [doubt]}, [f"missing: {doubt}"])
+        codes.append(7)
     return max(codes, key=(0, 7, 3, 5).index)
 
 
-def _verify_one(path: Path, options: argparse.Namespace) -> int:
+def _verify_one(path: Path, options: argparse.Namespace, reports: list[PathReport]) -> int:
     try:
         certificate = None if options.certificate is None else options.certificate.read_text(encoding="ascii")
         heads = tuple(path.read_bytes() for path in options.head)
         pins = options.owner, certificate, options.signer, options.model, options.session
         expected = Expectations(*pins, heads, options.absent)
-        report = verify_path(path, expected)
-        _print_report(path, report, is_json=options.json)
+        reports.append(report := verify_path(path, expected, is_alone=len(options.paths) == 1))
+        _print_report(path, report, options)
     except (RefusedError, UnreadableError, OSError, ValueError, RecursionError, MemoryError) as exc:
         code = 3 if isinstance(exc, UnreadableError | OSError | MemoryError) else 5
         verdict, reason = "refused" if code == 5 else "unreadable", str(exc) or "it needs more memory than there is"
-        _print_line(json.dumps({"path": str(path), "verdict": verdict, "reason": reason}), is_wanted=options.json)
-        _print_line(f"{path}: {verdict}: {reason}", is_wanted=not options.json)
+        facts = {"path": str(path), "verdict": verdict, "reason": reason}
+        _print_lines(options, facts, [f"{path}: {verdict}: {reason}"])
         return code
     return 7 if report.doubts else 0
 
 
-def _print_report(path: Path, report: PathReport, *, is_json: bool) -> None:
+def _print_report(path: Path, report: PathReport, options: argparse.Namespace) -> None:
     verdict = "holds, but something is missing" if report.doubts else "holds"
-    facts = {"kind": report.kind, "verdict": verdict, "remarks": report.remarks, "doubts": report.doubts}
-    stated = json.dumps({"path": str(path), **facts, "facts": report.facts}, default=str, allow_nan=False)
-    _print_line(stated, is_wanted=is_json)
-    rows = {**report.rows, **{f"remark {n}": text for n, text in enumerate(report.remarks, 1)}}
+    facts: dict[str, Any] = {"path": str(path), "kind": report.kind, "verdict": verdict, "remarks": report.remarks}
+    rows = {f"{path}": f"{report.kind}: {verdict}", **report.rows}
+    rows |= {f"remark {n}": text for n, text in enumerate(report.remarks, 1)}
     rows |= {f"missing {n}": text for n, text in enumerate(report.doubts, 1)}
-    for name, text in {f"{path}": f"{report.kind}: {verdict}", **rows}.items():
-        _print_line(f"{name}: {text}", is_wanted=not is_json)
+    facts |= {"doubts": report.doubts, "facts": report.facts}
+    _print_lines(options, facts, [f"{name}: {text}" for name, text in rows.items()])
 
 
-def _print_line(text: str, *, is_wanted: bool) -> None:
-    if is_wanted:
+def _print_lines(options: argparse.Namespace, facts: Mapping[str, Any], lines: Sequence[str]) -> None:
+    stated = json.dumps(facts, default=str, allow_nan=False)
+    for text in [stated] if options.json else lines:
         # whatever others wrote must not move the cursor of a terminal
         sys.stdout.write("".join(character if character.isprintable() else "?" for character in text) + "\n")
 

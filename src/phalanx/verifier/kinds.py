@@ -9,7 +9,7 @@ from typing import Any
 
 from .bundle import BLOCK
 from .evidence import MAX_RECORD_BYTES, verify_evidence_file
-from .forms import Member, RefusedError, UnreadableError, party_of, read_json, require
+from .forms import CertifiedParty, Member, RefusedError, UnreadableError, party_of, read_json, require
 from .log import check_kept_head, read_summary_head, verify
 from .passport import verify_passport
 from .shards import MANIFEST_FILE, MAX_PROOF_BYTES, DatasetReader, check_proof
@@ -59,6 +59,7 @@ class PathReport:
     Attributes:
         remarks: Facts that hold and prove less than one may think.
         doubts: Missing facts; none of them makes a forgery pass.
+        idle: What is expected and compared with nothing here.
     """
 
     kind: str
@@ -66,10 +67,13 @@ class PathReport:
     remarks: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    idle: set[str] = field(default_factory=set)
 
 
-def verify_path(path: Path, expected: Expectations) -> PathReport:
+def verify_path(path: Path, expected: Expectations, *, is_alone: bool = True) -> PathReport:
     """Check a passport, run directory, dataset, export, signed model, evidence, document proof or attestation.
+
+    All that is expected must be compared with it where `is_alone`, else a part.
 
     Raises:
         RefusedError: It does not hold, or it is nothing of these.
@@ -86,9 +90,11 @@ def verify_path(path: Path, expected: Expectations) -> PathReport:
         reason = "it is not JSON" if isinstance(exc, json.JSONDecodeError | UnicodeDecodeError) else f"{exc!r:.200}"
         raise RefusedError(f"{path}: is no passport, evidence or proof, or was altered ({reason})") from exc
     given = {name for name, value in vars(expected).items() if value}
-    if given and given.isdisjoint(_COMPARED.get(report.kind, {"signer"})):
+    report.idle = given - _COMPARED.get(report.kind, {"signer"})
+    if report.idle and (is_alone or report.idle == given):
         # another kind of thing may lie in the place of the one that was expected
-        report.doubts.append(f"nothing that you expect ({', '.join(sorted(given))}) is compared with a {report.kind}")
+        names = ", ".join(sorted(report.idle))
+        report.doubts.append(f"nothing that you expect ({names}) is compared with a {report.kind}")
     return report
 
 
@@ -107,8 +113,8 @@ def _choose_check(path: Path, file: Member | None) -> Callable[[Path, Expectatio
 
 
 def _verify_passport(path: Path, expected: Expectations) -> PathReport:
-    pinned = expected.owner, expected.certificate
-    findings = verify_passport(path, *pinned, expected.model, expected.heads, expected.absent)
+    pins = expected.owner, expected.certificate, expected.model, expected.heads, expected.absent
+    findings = verify_passport(path, *pins)
     rows = {"owner": f"{findings.owner}, {'as expected' if findings.is_expected else 'not compared'}", **findings.rows}
     facts = {**findings.facts, "owner": findings.owner, "is_expected": findings.is_expected}
     return PathReport("passport of a run", rows, findings.remarks, findings.doubts, facts)
@@ -118,12 +124,7 @@ def _verify_run(path: Path, expected: Expectations) -> PathReport:
     certificate = expected.certificate
     if certificate is None:
         certificate = Member.from_file(path / "owner.pem").read_all(2**20).decode("ascii", "replace")
-    try:
-        owner = party_of(certificate)
-    except ValueError as exc:
-        raise RefusedError(f"{path}: the owner's certificate: {exc}") from exc
-    if expected.owner not in (None, owner.fingerprint):
-        raise RefusedError(f"{path}: the owner's key is {owner.fingerprint}, not {expected.owner}")
+    owner = _read_party(certificate, expected)
     log = verify(path, certificate, read_summary_head(path))
     is_expected = expected.owner is not None or expected.certificate is not None
     rows = {
@@ -133,9 +134,14 @@ def _verify_run(path: Path, expected: Expectations) -> PathReport:
         "convicted": ", ".join(sorted({str(body["party"]) for body in log.verdicts})) or "nobody",
     }
     log.doubts += filter(None, [check_kept_head(head, log, owner) for head in expected.heads])
-    doubts = log.doubts if log.is_guarded else [*log.doubts, "the guard was off: no step was verified"]
     facts = {"run": log.run, "owner": owner.fingerprint, "proven": len(log.proven), "recorded": len(log.recorded)}
-    return PathReport("log of a run", rows, [], doubts, {**facts, "audits": log.audits, "events": len(log.lines)})
+    return PathReport("log of a run", rows, [], log.doubts, {**facts, "audits": log.audits, "events": len(log.lines)})
+
+
+def _read_party(certificate: str, expected: Expectations) -> CertifiedParty:
+    party = party_of(certificate)
+    require(expected.owner in (None, party.fingerprint), f"the owner's key is {party.fingerprint}, another one")
+    return party
 
 
 def _verify_dataset(path: Path, expected: Expectations) -> PathReport:
@@ -152,8 +158,7 @@ def _verify_dataset(path: Path, expected: Expectations) -> PathReport:
 
 def _verify_export(path: Path, expected: Expectations) -> PathReport:
     key, statement = open_export(Member.from_file(path / EXPORT_FILE).read_all(2**20))
-    if expected.signer not in (None, key):
-        raise RefusedError(f"{path}: signed with key {key}, expected {expected.signer}")
+    require(expected.signer in (None, key), f"{path}: signed with key {key}, expected {expected.signer}")
     compare_export(path, statement)
     predicate = statement["predicate"]
     rows = {
@@ -161,15 +166,15 @@ def _verify_export(path: Path, expected: Expectations) -> PathReport:
         "signer": f"{key}, {'as expected' if expected.signer else 'not compared'}",
         "made from": f"run {predicate['source']['run']}, step {predicate['source']['step']}",
     }
-    return PathReport("export", rows, facts={**predicate, "signer": key})
+    doubts = [] if predicate["state"] == "checked" else [f"compared with its model: {predicate['state']!s:.200}"]
+    return PathReport("export", rows, [], doubts, {**predicate, "signer": key})
 
 
 def _verify_model(path: Path, expected: Expectations) -> PathReport:
     if expected.certificate is None:
         raise RefusedError(f"{path}: give the certificate of the key that signed {SIGNATURE_FILE}")
-    owner = party_of(expected.certificate)
-    data = Member.from_file(path / SIGNATURE_FILE).read_all(2**26)
-    signature = open_model_signature(data, owner.release_key)
+    owner = _read_party(expected.certificate, expected)
+    signature = open_model_signature(Member.from_file(path / SIGNATURE_FILE).read_all(2**26), owner.release_key)
     compare_model(path, signature)
     rows = {"model": f"{signature.name}, {len(signature.files)} files as signed, root {signature.root}"}
     others = sorted({*signature.ignored} - {*GIT_FILES, SIGNATURE_FILE})
@@ -205,8 +210,7 @@ def _verify_proof(path: Path, expected: Expectations) -> PathReport:
 def _verify_attestation(path: Path, expected: Expectations) -> PathReport:
     data = Member.from_file(path).read_all(MAX_RECORD_BYTES)
     signer = read_key_id(data)
-    if expected.signer not in (None, signer):
-        raise RefusedError(f"{path}: signed with key {signer}, expected {expected.signer}")
+    require(expected.signer in (None, signer), f"{path}: signed with key {signer}, expected {expected.signer}")
     statement = open_statement(data, [by_ed25519_key(bytes.fromhex(signer))], ATTESTATION_PREDICATE)
     predicate, digest = statement["predicate"], statement["subject"][0]["digest"].get("sha256")
     verdict, run, *steps = (predicate.get(name) for name in ("verdict", "run", "recomputed", "num_steps"))
@@ -216,8 +220,9 @@ def _verify_attestation(path: Path, expected: Expectations) -> PathReport:
         "publication": f"{digest!s:.64} of run {run!s:.32}",
     }
     doubts = [] if verdict == "proved" else [f"the signer's verdict is: {verdict!s:.20}"]
-    facts = {**predicate, "signer": signer, "publication": digest}
-    return PathReport("attestation of a stranger", rows, [], doubts, facts)
+    return PathReport(
+        "attestation of a stranger", rows, [], doubts, {**predicate, "signer": signer, "publication": digest}
+    )
 
 
 _DIRECTORIES = {
@@ -229,7 +234,7 @@ _DIRECTORIES = {
 _COMPARED = {
     "passport of a run": {"owner", "certificate", "model", "heads", "absent"},
     "log of a run": {"owner", "certificate", "heads"},
-    "signed model": {"certificate"},
+    "signed model": {"owner", "certificate"},
     "evidence": {"session"},
 }
 """What is expected of each kind; of all others the signer."""

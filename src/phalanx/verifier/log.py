@@ -35,6 +35,7 @@ _MAX_LINE_BYTES = 4 * 2**20
 _MAX_BATCH_BYTES = 64 * 2**20
 _MAX_MICROBATCHES = 2**20
 _NEVER = 2**63
+_SHADOWS = ("gradient", "adapters", "lockstep")
 
 Leaf = dict[str, Any]
 Line = dict[str, Any]
@@ -48,7 +49,6 @@ class LogFindings:
         last_digest: BLAKE3 of the last line, in hex, as the next one would name it.
         proven: Those of them with audits that were drawn again and found to be done.
         audits: Recomputed microbatches under the signatures of stage and auditor.
-        is_guarded: Whether any session had a guard.
         is_adopted: Whether it began with a checkpoint of another run.
         doubts: Missing facts, a sentence each.
         sessions: Opening of each session, with `line`, its number, and `revealed`, whether its key is told.
@@ -64,7 +64,6 @@ class LogFindings:
     recorded: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
     audits: int = 0
-    is_guarded: bool = False
     is_adopted: bool = False
     is_completed: bool = False
     doubts: list[str] = field(default_factory=list)
@@ -131,8 +130,8 @@ def verify_log(
     for head in heads:
         is_end_told = _check_known_head(head, findings, owner) or is_end_told
     _LogReader(leaves, owner, _revealed_keys(lines), findings).read_lines(lines)
-    if not lines:
-        findings.doubts.append("the log is empty")
+    if not findings.sessions:
+        findings.doubts.append("no session of a run has begun in the log")
     if not (is_end_told or findings.is_completed):
         findings.doubts.append("lines may be missing at the end")
     return findings
@@ -194,7 +193,7 @@ def read_lines(events: Member, key: bytes) -> list[tuple[Line, str]]:
                 previous = digest(in_domain("log-start/1", run.encode()))
             _check_line(entry, row, run, number, previous)
             check_signature(key, entry["signature"], "log/1", canonical(_without_signature(entry)))
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        except (RefusedError, ValueError, TypeError, KeyError, AttributeError) as exc:
             raise RefusedError(f"line {number}: {exc}") from exc
         previous = digest(row)
         lines.append((entry, previous))
@@ -206,12 +205,10 @@ def _without_signature(line: Line) -> Line:
 
 
 def _check_line(line: Line, row: bytes, run: str, number: int, previous: str) -> None:
-    if set(line) != _LINE_KEYS or len(row) >= _MAX_LINE_BYTES or not isinstance(line["body"], dict):
-        raise ValueError("its form")
-    if (line["run"], line["sequence"], line["previous"]) != (run, number - 1, previous):
-        raise ValueError("its place")
-    if datetime.fromisoformat(line["time"]).utcoffset() is None:
-        raise ValueError("its time")
+    is_formed = set(line) == _LINE_KEYS and len(row) < _MAX_LINE_BYTES and isinstance(line["body"], dict)
+    require(is_formed, "its form")
+    require((line["run"], line["sequence"], line["previous"]) == (run, number - 1, previous), "its place")
+    require(datetime.fromisoformat(line["time"]).utcoffset() is not None, "its time")
 
 
 def _revealed_keys(lines: Sequence[tuple[Line, str]]) -> dict[str, tuple[bytes, int]]:
@@ -242,19 +239,23 @@ class _Session:
         self.opening, self.earlier, self.names = opening, earlier, set[str]()
         self.doubts: list[str] = []
         commitment = opening.get("audit_key_commitment")
-        self.is_guarded = commitment is not None
-        self.has_records = self.is_guarded and opening.get("leaves_format") == 1
+        self.has_records = commitment is not None and opening.get("leaves_format") == 1
         self.keys: dict[str, bytes] = {}
         self.draw: LoggedDraw | None = None
         self.told_at = _NEVER
+        if commitment is None or (self.has_records and opening["guard"]["mode"] != "phalanx"):
+            # a session without a guard behind one with it would train what nobody has audited
+            self.doubts.append(f"line {number}: the guard was off: no step was verified")
         if self.has_records:
+            words = opening["guard"]["mode"], opening["guard"]["shadow"]
+            require(words[0] in ("phalanx", "off") and words[1] in _SHADOWS, f"the guard of another version: {words}")
             self.keys = _session_keys(opening, owner)
             key, self.told_at = keys.get(str(commitment), (b"", _NEVER))
             if key:
                 self.draw = LoggedDraw(key, bytes.fromhex(opening["audit_nonce"]), opening["guard"])
             else:
                 self.doubts.append(f"line {number}: the key of the audits is not revealed")
-        elif self.is_guarded:
+        elif commitment is not None:
             self.doubts.append(f"line {number}: verdicts only")
 
 
@@ -317,7 +318,6 @@ class _LogReader:
         session = _Session(body, number, self._keys, self._owner, set() if last is None else last.earlier | last.names)
         self._session, self._due = session, body.get("step", 0)
         findings.is_completed, findings.weights = False, None
-        findings.is_guarded |= session.is_guarded
         findings.doubts += session.doubts
         findings.sessions.append({**body, "line": number, "revealed": session.told_at < _NEVER})
 

@@ -211,8 +211,6 @@ class _PassportReader:
         findings.doubts += [doubt for doubt in log.doubts if doubt != "lines may be missing at the end"]
         if not log.is_completed:
             findings.doubts.append("the run had not ended when the passport was made")
-        if not log.is_guarded:
-            findings.doubts.append("the guard was off: no step was verified")
         findings.rows["convicted"] = ", ".join(sorted({str(body["party"]) for body in log.verdicts})) or "nobody"
         return log
 
@@ -243,7 +241,7 @@ class _PassportReader:
             require(step in self._log.manifests, f"is of step {step}, of which the log certifies no checkpoint")
             if step in self._log.recorded or not self._log.is_completed or step < max(self._log.manifests):
                 findings.doubts.append(f"the model is of step {step}: the log signs the weights of the last step only")
-            elif stated["is_whole"]:
+            elif stated["is_whole"] or not self._run_file().get("model", {}).get("adapter"):
                 require(weights == self._log.weights, "has other weights than the run ended with")
             else:
                 findings.remarks.append("the model is merged or trained in part: that it has the run's weights is the "
@@ -253,6 +251,7 @@ class _PassportReader:
             findings.remarks.append("no model was compared: give the directory that you were handed")
             return signature
         compare_model(directory, signature)
+        findings.remarks.append("that the model's config and tokenizer are the run's is the owner's word")
         if stated["has_plain_names"]:
             is_same = digest_weights(directory) == weights
             require(is_same, f"{directory}: the tensors are not those of the run")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import operator
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -91,8 +92,7 @@ class DatasetReader:
         self.home = home
         self.manifest = read_manifest(Member.from_file(home / MANIFEST_FILE).read_all(MAX_MANIFEST_BYTES), signer)
         self.body = self.manifest.body
-        is_plain = self.body.get("seal") is None
-        require(is_plain, f"{home}: is encrypted: `phalanx data verify` checks it with its key")
+        require(self.body.get("seal") is None, f"{home}: is encrypted: `phalanx data verify` checks it with its key")
 
     def read_file(self, file: str, record: Mapping[str, Any]) -> bytes:
         """Return the content of a file after comparing every leaf and the root."""
@@ -120,12 +120,14 @@ class DatasetReader:
         tokens = struct.unpack(f"<{part['tokens']}{'H' if width == 2 else 'I'}", content)
         require(max(tokens, default=0) < self.body["tokenizer"]["vocab_size"], f"{home}: vocabulary")
         starts = struct.unpack(f"<{part['documents'] + 1}Q", self.read_file(f"{home}/starts", part["starts"]))
+        is_rising = starts[0] == 0 and starts[-1] == part["tokens"] and all(map(operator.le, starts, starts[1:]))
+        require(is_rising, f"{home}/starts: does not rise from 0 to {part['tokens']}")
         records, entries = (self.read_file(f"{home}/{name}", part[name]) for name in ("records", "entries"))
         for document in range(part["documents"]):
             name, source, size, begin = _DOCUMENT_RECORD.unpack_from(records, 48 * document)
             entry = json.loads(entries[begin : begin + size])
             ids = list(tokens[starts[document] : starts[document + 1]])
-            yield {"digest": name.hex(), "source": source, "start": starts[document], "tokens": ids, **entry}
+            yield {**entry, "digest": name.hex(), "source": source, "start": starts[document], "tokens": ids}
 
     def check_all(self) -> None:
         """Check every file of the dataset, and compare the index with the documents of all parts."""
@@ -150,8 +152,7 @@ class DatasetReader:
         for name, record in self.body["files"].items():
             require(is_plain_path(name), f"{name}: is outside, or has a second name")
             file = Member.from_file(self.home / name)
-            is_same = (file.size, file.hash_content()) == (record["size_bytes"], record["sha256"])
-            require(is_same, f"{name}: was changed")
+            require((file.size, file.hash_content()) == (record["size_bytes"], record["sha256"]), f"{name}: changed")
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,7 @@ def _check_leaves(proof: Mapping[str, Any], signer: str | None) -> PlaceProof:
 def source_corpus_digest(files: dict[str, Any], data: dict[str, Any]) -> str | None:
     """Return the digest of a corpus that a run made of its sources; None where the files beside its tokens name none.
 
-    Args:
-        files: Files beside the tokens, from the signed manifest.
-        data: Section of the run file.
+    `files` are those of the signed manifest, `data` is the section of the run file.
     """
     packing, length = str(data.get("packing", "concatenate")), int(data.get("sequence_length", 0))
     if "manifest.json" in files:

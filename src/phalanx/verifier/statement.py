@@ -91,26 +91,22 @@ def open_statement(data: bytes, checks: Sequence[CheckPayload], predicate_type: 
 
 
 def _open_envelope(envelope: Any, checks: Sequence[CheckPayload], predicate_type: str) -> dict[str, Any]:
-    if envelope["payloadType"] != PAYLOAD_TYPE:
-        raise ValueError(f"payload type {envelope['payloadType']!r:.80}")
+    require(envelope["payloadType"] == PAYLOAD_TYPE, f"payload type {envelope['payloadType']!r:.80}")
     payload = _decode(envelope["payload"])
     for check, signature in zip(checks, envelope["signatures"], strict=True):
         check(_decode(signature["sig"]), signed_bytes(payload))
     statement = read_json(payload)
-    if statement["_type"] != STATEMENT_TYPE or statement["predicateType"] != predicate_type:
-        raise ValueError(f"a statement of {statement['predicateType']!r:.80}, expected {predicate_type}")
+    is_expected = statement["_type"] == STATEMENT_TYPE and statement["predicateType"] == predicate_type
+    require(is_expected, f"a statement of {statement['predicateType']!r:.80}, expected {predicate_type}")
     for subject in statement["subject"]:
-        if not isinstance(subject["name"], str) or not subject["digest"]:
-            raise ValueError("a subject without name or digest")
-    if not isinstance(statement["predicate"], dict) or not statement["subject"]:
-        raise ValueError("a statement about nothing")
+        require(isinstance(subject["name"], str) and bool(subject["digest"]), "a subject without name or digest")
+    require(isinstance(statement["predicate"], dict) and bool(statement["subject"]), "a statement about nothing")
     return dict(statement)
 
 
 def _decode(text: str) -> bytes:
     data = base64.b64decode(text, validate=True)
-    if base64.b64encode(data).decode() != text:
-        raise ValueError("base64 in another form than the usual one")
+    require(base64.b64encode(data).decode() == text, "base64 in another form than the usual one")
     return data
 
 
@@ -151,13 +147,9 @@ def open_model_signature(data: bytes, key: ec.EllipticCurvePublicKey) -> ModelSi
     """
     try:
         bundle = read_json(data)
-        if bundle["mediaType"] != OMS_MEDIA_TYPE:
-            raise ValueError(f"media type {bundle['mediaType']!r:.80}")  # noqa: TRY301
-        material = bundle["verificationMaterial"]
-        if not isinstance(material, dict) or "publicKey" not in material:
-            raise ValueError("no public key named in it")  # noqa: TRY301
-        statement = _open_envelope(bundle["dsseEnvelope"], [by_release_key(key)], OMS_PREDICATE)
-        return _read_model_statement(statement)
+        require(bundle["mediaType"] == OMS_MEDIA_TYPE, f"media type {bundle['mediaType']!r:.80}")
+        require("publicKey" in dict(bundle["verificationMaterial"]), "no public key named in it")
+        return _read_model_statement(_open_envelope(bundle["dsseEnvelope"], [by_release_key(key)], OMS_PREDICATE))
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as exc:
         raise RefusedError(f"no model signature, or altered: {exc}") from exc
 
@@ -165,20 +157,18 @@ def open_model_signature(data: bytes, key: ec.EllipticCurvePublicKey) -> ModelSi
 def _read_model_statement(statement: Mapping[str, Any]) -> ModelSignature:
     (subject,) = statement["subject"]
     serialization, resources = statement["predicate"]["serialization"], statement["predicate"]["resources"]
-    if serialization["method"] != "files" or serialization.get("allow_symlinks") is not False:
-        raise ValueError("files are not hashed one by one, or links are followed")
+    is_plain = serialization["method"] == "files" and serialization.get("allow_symlinks") is False
+    require(is_plain, "files are not hashed one by one, or links are followed")
     names = [resource["name"] for resource in resources]
-    if not names or names != sorted(set(names)):
-        raise ValueError("its files are not in order, or there are none")
+    require(bool(names) and names == sorted(set(names)), "its files are not in order, or there are none")
     total, files = hashlib.sha256(), {}
     for resource in resources:
         name, algorithm, value = resource["name"], resource["algorithm"], resource["digest"]
-        if algorithm not in ("sha256", "blake3") or DIGEST.fullmatch(value) is None or not is_plain_path(name):
-            raise ValueError(f"file {name!r:.80} has no usable path or digest")
+        is_usable = algorithm in ("sha256", "blake3") and DIGEST.fullmatch(value) and is_plain_path(name)
+        require(bool(is_usable), f"file {name!r:.80} has no usable path or digest")
         total.update(bytes.fromhex(value))
         files[name] = (algorithm, value)
-    if subject["digest"] != {"sha256": total.hexdigest()}:
-        raise ValueError("the digest of all files is not that of these files")
+    require(subject["digest"] == {"sha256": total.hexdigest()}, "the digest of all files is not that of these files")
     return ModelSignature(subject["name"], total.hexdigest(), files, tuple(serialization.get("ignore_paths", ())))
 
 

@@ -108,7 +108,7 @@ def verify(
         typer.Option("--signer", metavar="FINGERPRINT", help="Expected key of the statement of phalanx export."),
     ] = None,
 ) -> Answer:
-    """Compare a model or adapter with the digest that its run signed, or an export with its signed statement."""
+    """Compare weights, config and tokenizer of a model or adapter with its run, or an export with its statement."""
     from phalanx.edge import STATEMENT_FILE
     from phalanx.errors import ConfigError
     from phalanx.train import PastRun, verify_run_export
@@ -119,7 +119,7 @@ def verify(
         raise ConfigError(f"{directory}: has no {STATEMENT_FILE}; name the run that is said to have made it")
     past = PastRun(origin, certificate)
     digest = verify_run_export(past, directory)
-    figures = {"verdict": "equal to the weights at the end of the run", "run": past.run_id, "digest": digest}
+    figures = {"verdict": "weights, config and tokenizer are the run's", "run": past.run_id, "digest": digest}
     print_figures(figures)
     return Answer(figures)
 

@@ -32,7 +32,7 @@ class ModelCard:
     """A model or adapter that clients may name.
 
     Attributes:
-        digest: SHA-256 over weights, vocabulary and template, and of an adapter over its weights too.
+        digest: `TextModel.model_digest`, and of an adapter over its weights too.
         adapter: Its name inside the model; empty for the bare model.
         base: Id of the model that an adapter stands on.
     """

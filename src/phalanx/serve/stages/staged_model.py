@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import secrets
 import tempfile
 import time
@@ -51,10 +50,8 @@ class StagedTextModel(TextModel):
 
     @cached_property
     def model_digest(self) -> str:
-        """SHA-256 over the model's files, vocabulary and template; weights are not in one memory to be digested."""
-        vocabulary = json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
-        template = "" if self._template is None else self._template.source
-        parts = ["in stages, float32", self._files_digest, vocabulary, template]
+        """SHA-256 over the model's files and `companions`; weights are not in one memory to be digested."""
+        parts = ["in stages, float32", self._files_digest, self.companions]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -33,6 +33,7 @@ from phalanx.train.records.trust import LoggedDoubts
 from phalanx.train.records.unstarted import MIDDLE
 
 _OPENINGS = ("run_started", "run_resumed")
+_MAX_MICROBATCHES = 2**20
 
 
 @dataclass(frozen=True)
@@ -124,11 +125,19 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
     is_told = is_signed or (end_mark is not None and not any(session.has_leaves for session in reader.sessions))
     unproven = [*_missing_lines(heads, owner, log.run, reader.public), *reader.order.unfinished_end(is_told)]
     work, proven, remarks, names = ShownWork(), set[int](), list[str](), set[str]()
-    for session in (session for session in reader.sessions if session.is_guarded):
+    has_shown = False
+    for session in reader.sessions:
         place = f"the session that begins in line {session.number}"
-        if not session.has_leaves:
-            remarks.append(f"{place} has no records of steps and proves verdicts only")
+        if not session.is_guarded:
+            if any(other.is_guarded for other in reader.sessions):
+                unproven.append(f"{place} had no guard, so none of its steps was verified")
             continue
+        if not session.has_leaves:
+            # earlier versions wrote none, and no step lines; no later session loses them
+            told = unproven if has_shown or session.steps else remarks
+            told.append(f"{place} has no records of steps and proves verdicts only")
+            continue
+        has_shown = True
         rules = _read_rules(session, owner, reader.keys, log.run or "")
         if session.steps_a_round is not None:
             remarks.append(f"{place} is the log of a site: it proves its rounds, but not that there were no others")
@@ -268,6 +277,8 @@ class _LogReader:
                 raise AuditLogError(f"line {line.head.num_events}: a step before the run began")
             if self.sessions[-1].opening.get("audit_key_commitment") in self.keys:
                 raise AuditLogError(f"line {line.head.num_events}: a step after the key of its audits was revealed")
+            if type(line.body["epoch"]) is not int:
+                raise TypeError("its epoch")
             self.sessions[-1].steps.append((line, LeafBatch.from_log_entry(line)))
         self.order.follow_line(line, self.sessions[-1] if self.sessions else None)
         self.doubts.read_event(line.kind, line.body)
@@ -302,11 +313,14 @@ def _read_rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: 
     body, where = session.opening, f"line {session.number}"
     try:
         guard, key = GuardConfig.model_validate(body["guard"]), keys.get(body["audit_key_commitment"])
+        microbatches = body["microbatches"]
+        if type(microbatches) is not int or not 0 < microbatches <= _MAX_MICROBATCHES:
+            raise ValueError(f"{microbatches!r:.40} microbatches")  # noqa: TRY301
         draw = None if key is None else AuditDraw.from_guard(key, bytes.fromhex(body["audit_nonce"]), guard)
         return SessionRules(
             run=run,
             num_stages=len(body["stages"]),
-            microbatches=body["microbatches"],
+            microbatches=microbatches,
             guard=guard,
             peers=_read_peers(body["certificates"], body["authority"], owner, where),
             draw=draw,

@@ -1,17 +1,17 @@
 """A run's checkpoint, verified, as a model directory in the hub's layout."""
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from phalanx.checkpoint import Checkpoint
-from phalanx.checkpoint.export import RunTokenizer, export_model, read_trained
+from phalanx.checkpoint.export import RunTokenizer, export_model, read_trained, write_companions
 from phalanx.checkpoint.export_adapter import peft_files
-from phalanx.checkpoint.exported import read_adapter_tensors, verify_export
+from phalanx.checkpoint.exported import compare_companions, read_adapter_tensors, verify_export
 from phalanx.checkpoint.kept_model import check_kept, open_kept
 from phalanx.data import prepare_corpus
 from phalanx.data.tasks import TASKS
@@ -59,7 +59,7 @@ def export_run(
             out,
             adapter=config.model.adapter,
             merge=merge,
-            tokenizer=replace(of_run, mask_token=mask_token_of(config.train.objective)),
+            tokenizer=_with_mask(of_run, config),
             released=_read_released(past),
             classifier=_find_classifier(config, source),
         )
@@ -71,22 +71,32 @@ def verify_run_export(past: PastRun, directory: Path) -> str:
 
     Raises:
         CheckpointError: The run has not ended, or the directory holds other tensors than the run trained.
-        VerificationError: The weights are not those of the run's end.
+        VerificationError: The weights, or config, tokenizer or chat template beside them, are not those of the run's
+            end.
     """
     adapter = past.config.model.adapter
-    if adapter is None:
-        if past.config.data.labelled is not None:
-            raise CheckpointError(f"{past.path}: trained all weights of a classifier, which are not compared yet")
-        return verify_export(directory, past.final_weights_digest, None)
-
-    def read_adapter() -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-        checkpoint = past.open_verified()
-        with _open_model(past.config, past, checkpoint) as (source, _):
+    if adapter is None and past.config.data.labelled is not None:
+        raise CheckpointError(f"{past.path}: trained all weights of a classifier, which are not compared yet")
+    if past.final_weights_digest is None:
+        return verify_export(directory, None, None)
+    checkpoint = past.open_verified()
+    with (
+        _open_model(past.config, past, checkpoint) as (source, tokenizer),
+        tempfile.TemporaryDirectory(prefix="phalanx-companions-") as scratch,
+    ):
+        config, tensors = None, None
+        if adapter is not None:
             released = _read_released(past)
             trained, classifier = released or read_trained(checkpoint), _find_classifier(past.config, source)
-            return peft_files(trained, source, adapter, classifier, is_part=released is not None)
+            config, tensors = peft_files(trained, source, adapter, classifier, is_part=released is not None)
+        digest = verify_export(directory, past.final_weights_digest, tensors)
+        write_companions(Path(scratch), source, _with_mask(tokenizer, past.config), config)
+        compare_companions(directory, Path(scratch))
+    return digest
 
-    return verify_export(directory, past.final_weights_digest, read_adapter)
+
+def _with_mask(tokenizer: RunTokenizer, config: RunConfig) -> RunTokenizer:
+    return replace(tokenizer, mask_token=mask_token_of(config.train.objective))
 
 
 def _read_released(past: PastRun) -> Mapping[str, Tensor] | None:
