@@ -235,6 +235,8 @@ class TestFiles:
             ("{}", "line 4: expected either prompt or messages"),
             ('{"messages": [{"role": "king", "content": "x"}]}', "line 4: turn 1: has the role"),
             ('{"prompt": ""}', "line 4: prompt: has no token"),
+            (r'{"prompt": "the", "id": "\ud800"}', "line 4: cannot be written again"),
+            ('{"prompt": "the", "id": NaN}', "line 4: cannot be written again"),
         ],
     )
     def test_a_mistake_in_the_last_line_is_told_before_the_first_text(self, model, lines, tmp_path, line, message):
@@ -244,6 +246,17 @@ class TestFiles:
             complete_file(model, lines, tmp_path / "out.jsonl", GREEDY, lambda at, of: None)
 
         assert not (tmp_path / "out.jsonl").exists()
+
+    def test_a_line_ends_at_its_newline_alone(self, model, tmp_path):
+        """U+0085, U+2028 and U+2029 stand in JSON as they are, and in texts that were copied from pages."""
+        rows = [{"prompt": f"the {end} owner"} for end in ("\x85", "\u2028", "\u2029")]
+        lines, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+        lines.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+        assert complete_file(model, lines, out, GREEDY, lambda at, of: None) == 3
+
+        written = [json.loads(line) for line in out.read_bytes().splitlines()]
+        assert [row["prompt"] for row in written] == [row["prompt"] for row in rows]
 
     def test_the_texts_of_another_input_are_not_continued(self, model, lines, tmp_path):
         out = tmp_path / "out.jsonl"

@@ -13,7 +13,6 @@ from transformers import AutoModelForTokenClassification
 
 from phalanx.config import StrictModel
 from phalanx.data.config import ModelTokenizerConfig
-from phalanx.data.sources.jsonl import parse_object
 from phalanx.data.tokenizers import load_tokenizer
 from phalanx.errors import DataError, ModelError
 from phalanx.models.classifier import CLASSIFIER_KEY
@@ -21,7 +20,7 @@ from phalanx.models.directory import read_config
 from phalanx.models.families import TRANSFORMERS_REFUSALS
 from phalanx.models.quiet import quiet_transformers
 from phalanx.models.weights import check_claims
-from phalanx.serve.batch import count_finished_rows
+from phalanx.serve.batch import count_finished_rows, read_rows
 from phalanx.telemetry import RowsTold
 
 _BATCH = 32
@@ -172,15 +171,8 @@ def classify_file(model: ClassifierModel, source: Path, target: Path, report: Ro
 
 
 def _read_texts(source: Path) -> list[dict[str, Any]]:
-    try:
-        content = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise DataError(f"{source}: cannot be read ({exc})") from exc
-    records = [
-        parse_object(row.encode(), f"{source}, line {number}")
-        for number, row in enumerate(content.splitlines(), start=1)
-    ]
-    for number, record in enumerate(records, start=1):
+    rows = list(read_rows(source))
+    for place, record in rows:
         if not isinstance(record.get("text"), str) or not record["text"].strip():
-            raise DataError(f"{source}, line {number}: expected text: a string that is not empty")
-    return records
+            raise DataError(f"{place}: expected text: a string that is not empty")
+    return [record for _, record in rows]
