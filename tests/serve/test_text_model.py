@@ -6,13 +6,14 @@ import pytest
 import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import phalanx
 from phalanx.data.chat import ChatMessage
 from phalanx.errors import ConfigError, DataError, ModelError
 from phalanx.models import parse_hub_config
 from phalanx.models.source import write_random_model
+from phalanx.models.weights import check_claims
 from phalanx.serve import SamplingRule, TextModel, complete_file, open_text_model
 
 WORDS = ["<unk>", "<end>", "the", "owner", "holds", "both", "ends"]
@@ -206,6 +207,22 @@ def test_a_place_without_a_model_is_refused(tmp_path, directory):
         open_text_model(tmp_path)
     with pytest.raises(ModelError, match="no checkpoints"):
         open_text_model(directory, step=3)
+
+
+def test_a_table_that_no_file_holds_and_a_config_claims_is_refused(tmp_path):
+    """GPT-Neo has a square of its window in each layer: of a small file there would be gigabytes."""
+    config = {"model_type": "gpt_neo", "hidden_size": 4, "num_layers": 2, "num_heads": 1, "vocab_size": 10}
+    config |= {"attention_types": [[["global"], 2]], "max_position_embeddings": 16}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    model.save_pretrained(tmp_path)
+    check_claims(tmp_path, AutoModelForCausalLM)
+    weights = load_file(tmp_path / "model.safetensors") | {"transformer.wpe.weight": torch.zeros(60_000, 4)}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    written = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 60_000}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+
+    with pytest.raises(ModelError, match=r"config\.json: claims tables of 7200000000 bytes"):
+        check_claims(tmp_path, AutoModelForCausalLM)
 
 
 class TestFiles:
