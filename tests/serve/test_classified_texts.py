@@ -62,6 +62,9 @@ def test_a_text_has_the_class_of_the_mean_of_its_tokens_and_what_is_cut_off_does
     assert model.classify_texts([]) == []
     with pytest.raises(DataError, match="gave no token at all"):
         model.classify_texts(["pain", " "])
+    # as a terminal hands on bytes of another encoding
+    with pytest.raises(DataError, match="is no UTF-8"):
+        model.classify_texts(["pain", "fi\udcffvre"])
 
 
 def test_a_file_goes_on_where_it_stopped_and_counts_what_was_cut(directory, tmp_path):
@@ -119,6 +122,15 @@ def test_a_head_that_is_missing_is_not_drawn(tmp_path):
     save_file(weights | {"head.weight": torch.zeros(3, 16)}, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"lacks the tensors classifier\.weight"):
         open_classifier(tmp_path)
+
+
+def test_damaged_weights_are_named_and_classify_nothing(tmp_path):
+    weights = load_file(write_classifier(tmp_path) / "model.safetensors")
+    weights["classifier.weight"].fill_(float("nan"))
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+
+    with pytest.raises(ModelError, match="no finite number; the weights are damaged"):
+        open_classifier(tmp_path).classify_texts(["pain"])
 
 
 def test_a_classifier_writes_no_texts_and_a_language_model_classifies_none(directory, tmp_path):

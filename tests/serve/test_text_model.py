@@ -151,6 +151,11 @@ def test_a_template_that_does_not_render_is_named(directory, tmp_path, template,
         model.chat_prompt([ChatMessage(role="user", content="the")])
 
 
+def test_a_prompt_in_another_encoding_is_refused(model):
+    with pytest.raises(DataError, match="is no UTF-8"):
+        model.encode_prompt("the \udcff owner")
+
+
 def test_a_tokenizer_of_another_model_is_refused(directory, tmp_path):
     copy = changed(directory, tmp_path)
     larger = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))

@@ -110,6 +110,7 @@ class ClassifierModel:
 
         Raises:
             DataError: A text has no tokens.
+            ModelError: A logit is no finite number.
         """
         starts = range(0, len(texts), _BATCH)
         return [result for start in starts for result in self._classify_batch(texts[start : start + _BATCH])]
@@ -126,6 +127,8 @@ class ClassifierModel:
         logits = self._model(ids.to(device), attention_mask=mask.to(device)).logits.float().cpu()
         inside = mask.bool().unsqueeze(2)
         pooled: Tensor = logits.where(inside, torch.zeros(())).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        if not pooled.isfinite().all():
+            raise ModelError("a logit is no finite number; the weights are damaged or training had diverged")
         shares = pooled.softmax(dim=1).max(dim=1)
         return [
             TextClass(label=self.classes[int(number)], probability=float(share), is_cut=self._is_cut(text, len(ids)))
