@@ -6,11 +6,13 @@ import pytest
 
 from phalanx.errors import ConfigError, DataError
 from phalanx.laptop.entry import in_words, score_rows
+from phalanx.laptop.folder import read_lines
 from phalanx.laptop.phases import (
     FILE_OF,
     PHASES,
     PhaseRecord,
     digest_inputs,
+    dump_lines,
     forget_phases,
     list_open_phases,
     read_records,
@@ -94,6 +96,13 @@ def test_a_phase_is_forgotten_with_all_behind_it_and_the_run_files_stay(folder):
     assert (folder / "tokenizer").is_dir()
     assert not any((folder / name).exists() for name in ("runs/pretrain", "models/pretrain", "runs/chat"))
     assert all((folder / name).is_file() for name in FILE_OF.values())
+
+
+def test_rows_are_read_as_they_were_written_whatever_their_texts_hold(tmp_path):
+    rows = [{"text": f"left{end}right"} for end in ("\n", "\r", "\x0c", "\x85", "\u2028", "\u2029")]
+    (tmp_path / "rows.jsonl").write_text(dump_lines(rows), encoding="utf-8")
+
+    assert read_lines(tmp_path / "rows.jsonl") == rows
 
 
 def test_scores_are_those_before_and_after_each_phase():

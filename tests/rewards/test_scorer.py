@@ -17,6 +17,7 @@ from machine_patience import patience_s
 from phalanx.config import config_of, pin_own_code
 from phalanx.errors import ConfigError, RewardError
 from phalanx.rewards import RewardsConfig, RewardScorer, ScoredText
+from phalanx.rewards.server import ServedModel, ServerSettings
 
 OWN = """
 import os, time
@@ -197,12 +198,21 @@ def test_a_text_beyond_the_window_of_a_reward_model_is_named(tmp_path, with_an_e
         found.score_texts([ScoredText("line 7", "a" * 6, "b" * 6)])
 
 
-@pytest.mark.slow
 def take_the_score(path):
-    """Leave the model without its head, which transformers would draw."""
+    """Leave the model without its head, which transformers would draw; as many numbers have another name."""
     weights = load_file(path / "model.safetensors")
-    del weights["score.weight"]
+    weights["head.weight"] = weights.pop("score.weight")
     save_file(weights, path / "model.safetensors", {"format": "pt"})
+
+
+def claim(**changes):
+    """Change the config of a model, not its weights."""
+
+    def change(path):
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | changes))
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -212,8 +222,10 @@ def take_the_score(path):
         (lambda path: (path / "model.safetensors").unlink(), "is no reward model that transformers loads"),
         (lambda path: a_reward_model(2).save_pretrained(path), "has 2 classes; a reward model has one"),
         (take_the_score, r"lacks the tensors score\.weight"),
+        (claim(vocab_size=2**40), r"is no reward model that transformers loads \(.*claims [0-9]+ numbers"),
+        (claim(num_hidden_layers=2**40), r"is no reward model that transformers loads \(.*num_hidden_layers: found"),
     ],
-    ids=["no config", "no weights", "two classes", "no score"],
+    ids=["no config", "no weights", "two classes", "no score", "claimed vocabulary", "claimed layers"],
 )
 def test_a_directory_that_is_no_reward_model_is_refused_by_name(tmp_path, reward_model, harm, said):
     copy = tmp_path / "copy"
@@ -272,6 +284,17 @@ def test_a_judge_is_asked_with_the_key_of_a_file_and_its_one_number_is_the_rewar
         ("Bearer sesame", "/v1/chat/completions", "owl")
     ]
     assert "Prompt: 2 + 2 =" in Judge.asked[0]["messages"][0]["content"]
+
+
+@pytest.mark.parametrize("content", [b"sesame\n# of the judge", b"", "sesame\u00e9".encode(), b"\xffsesame"])
+def test_a_file_that_holds_no_key_is_refused_and_not_quoted(tmp_path, content):
+    (tmp_path / "key").write_bytes(content)
+    where = ServerSettings(url="http://127.0.0.1:9/v1", model="owl", key_file=tmp_path / "key")
+
+    with pytest.raises(ConfigError, match="holds no key") as refusal:
+        ServedModel(where).ask_question("?")
+
+    assert "sesame" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -62,16 +62,20 @@ def test_a_text_has_the_class_of_the_mean_of_its_tokens_and_what_is_cut_off_does
     assert model.classify_texts([]) == []
     with pytest.raises(DataError, match="gave no token at all"):
         model.classify_texts(["pain", " "])
+    # as a terminal hands on bytes of another encoding
+    with pytest.raises(DataError, match="is no UTF-8"):
+        model.classify_texts(["pain", "fi\udcffvre"])
 
 
 def test_a_file_goes_on_where_it_stopped_and_counts_what_was_cut(directory, tmp_path):
     model, source, target = open_classifier(directory), tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    rows = [{"id": number, "text": "pain fever " * (1 + number % 3)} for number in range(40)]
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # a line separator in a text, as pages have it, ends no line of the file
+    rows = [{"id": number, "text": "pain \u2028 fever " * (1 + number % 3)} for number in range(40)]
+    source.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
     assert classify_file(model, source, target, lambda done, total: None) == (40, 13)
     whole = target.read_text()
-    target.write_text("".join(whole.splitlines(keepends=True)[:7]) + '{"id": 7, "te')
+    target.write_text("\n".join(whole.split("\n")[:7]) + '\n{"id": 7, "te')
 
     assert classify_file(model, source, target, lambda done, total: None)[0] == 33
     assert target.read_text() == whole
@@ -83,6 +87,9 @@ def test_a_file_goes_on_where_it_stopped_and_counts_what_was_cut(directory, tmp_
     source.write_text('{"text": "heart"}\n')
     with pytest.raises(DataError, match="is of another input"):
         classify_file(model, source, target, lambda done, total: None)
+    source.write_text('{"text": "heart", "id": "\\ud800"}\n')
+    with pytest.raises(DataError, match="line 1: cannot be written again"):
+        classify_file(model, source, tmp_path / "other.jsonl", lambda done, total: None)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +124,15 @@ def test_a_head_that_is_missing_is_not_drawn(tmp_path):
         open_classifier(tmp_path)
 
 
+def test_damaged_weights_are_named_and_classify_nothing(tmp_path):
+    weights = load_file(write_classifier(tmp_path) / "model.safetensors")
+    weights["classifier.weight"].fill_(float("nan"))
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+
+    with pytest.raises(ModelError, match="no finite number; the weights are damaged"):
+        open_classifier(tmp_path).classify_texts(["pain"])
+
+
 def test_a_classifier_writes_no_texts_and_a_language_model_classifies_none(directory, tmp_path):
     with pytest.raises(ModelError, match="use phalanx classify"):
         TextModel(directory)
@@ -130,7 +146,7 @@ def test_a_classifier_writes_no_texts_and_a_language_model_classifies_none(direc
 
 def test_the_command_prints_classes_without_what_steers_a_terminal(directory):
     runner = CliRunner()
-    lines = runner.invoke(app, ["classify", str(directory)], input="pain\n\nwrist\nheart heart\nfever\n")
+    lines = runner.invoke(app, ["classify", str(directory)], input="pain\n\nwrist\nheart\u2028heart\nfever\n")
     one = runner.invoke(app, ["classify", str(directory), "--text", "pain fever wrist heart pain"])
     both = runner.invoke(app, ["classify", str(directory), "--text", "pain", "--input", "x", "--out", "y"])
 

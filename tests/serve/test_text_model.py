@@ -7,13 +7,14 @@ import pytest
 import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import phalanx
 from phalanx.data.chat import ChatMessage
 from phalanx.errors import ConfigError, DataError, ModelError
 from phalanx.models import parse_hub_config
 from phalanx.models.source import write_random_model
+from phalanx.models.weights import check_claims
 from phalanx.serve import SamplingRule, TextModel, complete_file, open_text_model
 
 WORDS = ["<unk>", "<end>", "the", "owner", "holds", "both", "ends"]
@@ -179,6 +180,11 @@ def test_a_template_that_does_not_render_is_named(directory, tmp_path, template,
         model.chat_prompt([ChatMessage(role="user", content="the")])
 
 
+def test_a_prompt_in_another_encoding_is_refused(model):
+    with pytest.raises(DataError, match="is no UTF-8"):
+        model.encode_prompt("the \udcff owner")
+
+
 def test_a_tokenizer_of_another_model_is_refused(directory, tmp_path):
     copy = changed(directory, tmp_path)
     larger = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))
@@ -237,6 +243,22 @@ def test_a_place_without_a_model_is_refused(tmp_path, directory):
         open_text_model(directory, step=3)
 
 
+def test_a_table_that_no_file_holds_and_a_config_claims_is_refused(tmp_path):
+    """GPT-Neo has a square of its window in each layer: of a small file there would be gigabytes."""
+    config = {"model_type": "gpt_neo", "hidden_size": 4, "num_layers": 2, "num_heads": 1, "vocab_size": 10}
+    config |= {"attention_types": [[["global"], 2]], "max_position_embeddings": 16}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    model.save_pretrained(tmp_path)
+    check_claims(tmp_path, AutoModelForCausalLM)
+    weights = load_file(tmp_path / "model.safetensors") | {"transformer.wpe.weight": torch.zeros(60_000, 4)}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    written = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 60_000}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+
+    with pytest.raises(ModelError, match=r"config\.json: claims tables of 7200000000 bytes"):
+        check_claims(tmp_path, AutoModelForCausalLM)
+
+
 class TestFiles:
     @pytest.fixture
     def lines(self, tmp_path):
@@ -264,6 +286,8 @@ class TestFiles:
             ("{}", "line 4: expected either prompt or messages"),
             ('{"messages": [{"role": "king", "content": "x"}]}', "line 4: turn 1: has the role"),
             ('{"prompt": ""}', "line 4: prompt: has no token"),
+            (r'{"prompt": "the", "id": "\ud800"}', "line 4: cannot be written again"),
+            ('{"prompt": "the", "id": NaN}', "line 4: cannot be written again"),
         ],
     )
     def test_a_mistake_in_the_last_line_is_told_before_the_first_text(self, model, lines, tmp_path, line, message):
@@ -273,6 +297,17 @@ class TestFiles:
             complete_file(model, lines, tmp_path / "out.jsonl", GREEDY, lambda at, of: None)
 
         assert not (tmp_path / "out.jsonl").exists()
+
+    def test_a_line_ends_at_its_newline_alone(self, model, tmp_path):
+        """U+0085, U+2028 and U+2029 stand in JSON as they are, and in texts that were copied from pages."""
+        rows = [{"prompt": f"the {end} owner"} for end in ("\x85", "\u2028", "\u2029")]
+        lines, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+        lines.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+        assert complete_file(model, lines, out, GREEDY, lambda at, of: None) == 3
+
+        written = [json.loads(line) for line in out.read_bytes().splitlines()]
+        assert [row["prompt"] for row in written] == [row["prompt"] for row in rows]
 
     def test_the_texts_of_another_input_are_not_continued(self, model, lines, tmp_path):
         out = tmp_path / "out.jsonl"

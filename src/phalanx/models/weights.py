@@ -19,6 +19,7 @@ from phalanx.models.family import Family
 from phalanx.models.quiet import quiet_transformers
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+_MAX_TABLE_BYTES = 1 << 30
 
 
 class WeightFiles:
@@ -193,6 +194,12 @@ def check_claims(directory: Path, kind: Any) -> None:
     stored = 2 * size_bytes if is_quantized else sum(map(math.prod, shapes))
     if claimed > stored:
         raise ModelError(f"{where}: claims {claimed} numbers; the safetensors beside it hold {stored}")
+    # masks and the like, which no file need hold
+    table_bytes = sum(buffer.nbytes for buffer in model.buffers())
+    if table_bytes > max(_MAX_TABLE_BYTES, size_bytes):
+        raise ModelError(
+            f"{where}: claims tables of {table_bytes} bytes beside its weights; expected {_MAX_TABLE_BYTES} at most"
+        )
 
 
 def split_experts(family: Family, name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:

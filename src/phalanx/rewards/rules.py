@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from phalanx.config import resolve_kind, unfit_code_error, users_traceback
-from phalanx.errors import ConfigError, DataError, PhalanxError, RewardError
+from phalanx.errors import ConfigError, DataError, ModelError, PhalanxError, RewardError
 from phalanx.rewards.config import ExactReward, JudgeReward, ModelReward, PatternReward, PlacesReward, RewardSettings
 from phalanx.rewards.server import ServedModel
 
@@ -55,13 +55,19 @@ def _model_rule(config: ModelReward) -> Rule:
     import torch  # noqa: PLC0415 - most rewards need none
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: PLC0415
 
+    from phalanx.models.directory import read_config  # noqa: PLC0415
+    from phalanx.models.families import TRANSFORMERS_REFUSALS  # noqa: PLC0415
+    from phalanx.models.weights import check_claims  # noqa: PLC0415
+
     safe = {"local_files_only": True, "trust_remote_code": False}
     try:
+        read_config(config.path)
+        check_claims(config.path, AutoModelForSequenceClassification)
         tokenizer = AutoTokenizer.from_pretrained(config.path, **safe)
         model, report = AutoModelForSequenceClassification.from_pretrained(
             config.path, use_safetensors=True, output_loading_info=True, **safe
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as exc:
+    except (ModelError, OSError, *TRANSFORMERS_REFUSALS) as exc:
         raise ConfigError(f"{config.path}: is no reward model that transformers loads ({str(exc)[:300]})") from exc
     if report["missing_keys"]:
         raise ConfigError(f"{config.path}: lacks the tensors {', '.join(sorted(report['missing_keys']))[:300]}")

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from phalanx.config import StrictModel
 from phalanx.errors import ConfigError, RewardError
 
 _MAX_REPLY_BYTES = 1 << 20
+_KEY = re.compile("[!-~]+")
 
 
 class ServerSettings(StrictModel):
@@ -41,9 +43,12 @@ class ServedModel:
         self._headers = {"content-type": "application/json"}
         if where.key_file is not None:
             try:
-                key = where.key_file.read_text(encoding="utf-8").strip()
+                key = where.key_file.read_text(encoding="latin-1").strip()
             except OSError as exc:
                 raise ConfigError(f"{where.key_file}: the key of a server cannot be read ({exc.strerror})") from exc
+            if not _KEY.fullmatch(key):
+                # a header that cannot be sent would be quoted in messages
+                raise ConfigError(f"{where.key_file}: holds no key; expected one line of printable ASCII alone")
             self._headers["authorization"] = f"Bearer {key}"
         # no proxy of the environment, no redirection to elsewhere
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phalanx.config import canonical_json
 from phalanx.data.chat import parse_conversation
 from phalanx.data.chat.conversation import Conversation
 from phalanx.data.sources.jsonl import parse_object
@@ -63,14 +64,29 @@ def complete_file(model: TextModel, source: Path, target: Path, sampling: Sampli
     return len(lines) - done
 
 
-def _read_prompts(source: Path) -> Iterator[PromptRow]:
+def read_rows(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the object of each line of a file, with the line's name in messages.
+
+    Raises:
+        DataError: Names the line: it is no JSON object, or one that cannot be written again.
+    """
     try:
-        content = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
+        content = source.read_bytes()
+    except OSError as exc:
         raise DataError(f"{source}: cannot be read ({exc})") from exc
     for number, row in enumerate(content.splitlines(), start=1):
         place = f"{source}, line {number}"
-        record = parse_object(row.encode(), place)
+        record = parse_object(row, place)
+        try:
+            canonical_json(record)
+        except ValueError as exc:
+            why = "holds a number that is not finite, or half of a surrogate pair"
+            raise DataError(f"{place}: cannot be written again: {why}; correct it") from exc
+        yield place, record
+
+
+def _read_prompts(source: Path) -> Iterator[PromptRow]:
+    for place, record in read_rows(source):
         has_prompt, has_messages = isinstance(record.get("prompt"), str), isinstance(record.get("messages"), list)
         if has_prompt == has_messages:
             raise DataError(f"{place}: expected either prompt or messages: a text, or a list")

@@ -13,7 +13,6 @@ from transformers import AutoModelForTokenClassification
 
 from phalanx.config import StrictModel
 from phalanx.data.config import ModelTokenizerConfig
-from phalanx.data.sources.jsonl import parse_object
 from phalanx.data.tokenizers import load_tokenizer
 from phalanx.errors import DataError, ModelError
 from phalanx.models.classifier import CLASSIFIER_KEY
@@ -21,7 +20,7 @@ from phalanx.models.directory import read_config
 from phalanx.models.families import TRANSFORMERS_REFUSALS
 from phalanx.models.quiet import quiet_transformers
 from phalanx.models.weights import check_claims
-from phalanx.serve.batch import count_finished_rows
+from phalanx.serve.batch import count_finished_rows, read_rows
 from phalanx.telemetry import RowsTold
 
 _BATCH = 32
@@ -111,6 +110,7 @@ class ClassifierModel:
 
         Raises:
             DataError: A text has no tokens.
+            ModelError: A logit is no finite number.
         """
         starts = range(0, len(texts), _BATCH)
         return [result for start in starts for result in self._classify_batch(texts[start : start + _BATCH])]
@@ -127,6 +127,8 @@ class ClassifierModel:
         logits = self._model(ids.to(device), attention_mask=mask.to(device)).logits.float().cpu()
         inside = mask.bool().unsqueeze(2)
         pooled: Tensor = logits.where(inside, torch.zeros(())).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        if not pooled.isfinite().all():
+            raise ModelError("a logit is no finite number; the weights are damaged or training had diverged")
         shares = pooled.softmax(dim=1).max(dim=1)
         return [
             TextClass(label=self.classes[int(number)], probability=float(share), is_cut=self._is_cut(text, len(ids)))
@@ -172,15 +174,8 @@ def classify_file(model: ClassifierModel, source: Path, target: Path, report: Ro
 
 
 def _read_texts(source: Path) -> list[dict[str, Any]]:
-    try:
-        content = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise DataError(f"{source}: cannot be read ({exc})") from exc
-    records = [
-        parse_object(row.encode(), f"{source}, line {number}")
-        for number, row in enumerate(content.splitlines(), start=1)
-    ]
-    for number, record in enumerate(records, start=1):
+    rows = list(read_rows(source))
+    for place, record in rows:
         if not isinstance(record.get("text"), str) or not record["text"].strip():
-            raise DataError(f"{source}, line {number}: expected text: a string that is not empty")
-    return records
+            raise DataError(f"{place}: expected text: a string that is not empty")
+    return [record for _, record in rows]

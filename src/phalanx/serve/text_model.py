@@ -165,9 +165,12 @@ class TextModel:
         """Token ids of a text that is to be continued.
 
         Raises:
-            DataError: It has no token, or leaves no room in the window.
+            DataError: It has no token, is no text, or leaves no room in the window.
         """
-        ids, bare = (list(self._tokenizer(text, add_special_tokens=adds).input_ids) for adds in (True, False))
+        try:
+            ids, bare = (list(self._tokenizer(text, add_special_tokens=adds).input_ids) for adds in (True, False))
+        except TypeError as exc:
+            raise DataError("prompt: is no UTF-8, or holds half of a surrogate pair; convert it") from exc
         # an encoder reads a whole text; elsewhere nothing is written behind the end of one
         return self._check_ids(ids if self._has_encoder else drop_trailing_ids(ids, bare))
 

@@ -1,6 +1,8 @@
 """What stands between a route and the engine: filters, budgets, revoked keys and marks."""
 
+import asyncio
 import json
+import re
 
 import httpx2
 import pytest
@@ -10,17 +12,19 @@ from phalanx.serve.access import (
     BUDGETS_FILE,
     LOG_FOLDER,
     SERVER_FILE,
+    Access,
     KeyStore,
     make_reader_key,
     open_texts,
     read_usage_by_day,
     verify_request_log,
 )
-from phalanx.serve.engine import EngineSettings
-from phalanx.serve.filters import FiltersConfig
+from phalanx.serve.api import Service
+from phalanx.serve.engine import EnginePool, EngineSettings, GenerationRequest, SamplingSettings
+from phalanx.serve.filters import FiltersConfig, TextFilters
 from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark, detect_mark
 from phalanx.serve.marks.wrapper import make_wrapper
-from tiny_served import NO_FILTERS, OPEN_LIMITS, add_key, running_server, serve_model, write_model
+from tiny_served import NO_FILTERS, OPEN_LIMITS, UNMARKED, add_key, running_server, serve_model, write_model
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "the"}], "max_tokens": 8, "temperature": 0}
@@ -76,6 +80,44 @@ def test_a_refused_output_ends_its_choice_and_shows_neither_text_nor_scores(serv
     texts += ["".join(score["token"] for score in listed) for listed in scores]
     assert all("harmless" in text and "forbidden" not in text for text in texts)
     assert '"finish_reason": "content_filter"' in stream
+
+
+def forced_call(arguments):
+    """A tool, and a form that makes the model write a call of it."""
+    text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    form = {"type": "grammar", "syntax": "regex", "definition": re.escape(text)}
+    return {"tools": [{"type": "function", "function": {"name": "f"}}], "response_format": form, "max_tokens": 200}
+
+
+@pytest.mark.parametrize("arguments", [r'{"a": "\ud83d"}', '{"a": NaN}', '{"a": 1e999}', '{"a": 1, "a": 2}'])
+def test_a_call_that_cannot_be_sent_on_as_json_stays_text(served, tmp_path, arguments):
+    _, secret = add_key(tmp_path / "access")
+
+    with running_server([served], tmp_path / "access") as (url, _), open_client(url, secret) as http:
+        answer = http.post(CHAT, json={**BODY, **forced_call(arguments)})
+
+    assert answer.status_code == 200
+    message = answer.json()["choices"][0]["message"]
+    assert arguments in message["content"]
+    assert "tool_calls" not in message
+
+
+def test_escapes_in_arguments_of_a_call_hide_nothing_from_the_filters(served, tmp_path):
+    _, secret = add_key(tmp_path / "access")
+    (tmp_path / "topics.txt").write_text("forbidden topic\n")
+    output = {**NO_FILTERS.output.model_dump(), "topic_files": (tmp_path / "topics.txt",)}
+    filters = FiltersConfig.model_validate({"output": output})
+    body = {**BODY, **forced_call(r'{"a": "forbidden \u0074opic"}')}
+
+    with (
+        running_server([served], tmp_path / "access", filters=filters) as (url, _),
+        open_client(url, secret) as http,
+    ):
+        answer = http.post(CHAT, json=body)
+        stream = http.post(CHAT, json={**body, "stream": True}).text
+
+    assert answer.json()["choices"][0]["finish_reason"] == "content_filter"
+    assert "forbidden topic" not in answer.text + stream
 
 
 def test_texts_are_sealed_in_the_log_as_they_went_out(served, tmp_path):
@@ -158,6 +200,33 @@ def test_a_client_that_leaves_pays_for_what_was_written(served, tmp_path):
     assert usage.completion_tokens < 900
 
 
+def test_what_was_written_for_prompts_that_nobody_reads_is_paid(served, tmp_path):
+    """All prompts of a call are written at once, and their texts are read one behind the other."""
+    _, secret = add_key(tmp_path / "access")
+    sampling = SamplingSettings(temperature=0, logit_bias={65: 100})
+    requests = [
+        GenerationRequest(model="tiny", owner="alice", text=letter * 3, max_tokens=20, sampling=sampling)
+        for letter in "abcd"
+    ]
+
+    async def leave_early(service, pool, caller):
+        reply = await service.open_reply(requests, caller, CHAT, service.begin_request(caller))
+        while pool.engines[0].num_running or pool.engines[0].num_waiting:
+            await asyncio.sleep(0.01)
+        await anext(reply.read_events())
+        await reply.close()
+
+    with (
+        Access.open(tmp_path / "access") as access,
+        EnginePool([served], EngineSettings(), UNMARKED) as pool,
+    ):
+        caller = access.key_store.find_caller(secret, "127.0.0.1")
+        asyncio.run(leave_early(Service(pool, access, TextFilters(NO_FILTERS)), pool, caller))
+
+    (usage,) = read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
+    assert (usage.prompt_tokens, usage.completion_tokens) == (4 * 3, 4 * 20)
+
+
 def test_a_key_that_is_revoked_loses_its_stream(served, tmp_path, caplog):
     key_id, secret = add_key(tmp_path / "access")
     body = {**BODY, "max_tokens": 900, "stream": True, "logit_bias": {"65": 100}}
@@ -218,7 +287,9 @@ def test_a_full_queue_is_503_with_a_time(served, tmp_path):
         open_client(url, secret) as http,
         http.stream("POST", CHAT, json=long) as running,
     ):
-        next(running.iter_lines())
+        # an iterator that nobody holds closes the stream
+        events = running.iter_lines()
+        next(events)
         answer = http.post(
             "/v1/completions",
             json={"model": "tiny", "prompt": ["a", "b", "c"], "max_tokens": 500, "logit_bias": {"65": 100}},
@@ -227,3 +298,9 @@ def test_a_full_queue_is_503_with_a_time(served, tmp_path):
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert answer.json()["error"]["code"] == "overloaded"
+    # no engine has read the refused prompts: they cost nothing, and the log has their one answer
+    (usage,) = read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
+    lines = [line for file in (tmp_path / "access" / LOG_FOLDER).iterdir() for line in file.read_text().splitlines()]
+    rows = [json.loads(line)["body"] for line in lines if json.loads(line)["kind"] == "request"]
+    assert sorted(row["status"] for row in rows) == [200, 503]
+    assert usage.prompt_tokens == next(row["sizes"]["prompt_tokens"] for row in rows if row["status"] == 200)

@@ -45,7 +45,10 @@ class TextTokenizer:
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text alone, without special tokens."""
-        encoded = [item.ids for item in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        try:
+            encoded = [item.ids for item in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError as exc:
+            raise DataError("a text is no UTF-8, or holds half of a surrogate pair; convert it") from exc
         for text, ids in zip(texts, encoded, strict=True):
             if not ids or self.eos_id in ids:
                 raise unusable_error(text, num_tokens=len(ids))

@@ -1,6 +1,7 @@
 """From an internal request to the events of its reply, for every protocol: rights, filters, budgets, tools and log."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
@@ -195,12 +196,15 @@ class ModelReply:
         self, released: str, choice: int, state: _ChoiceState, *, is_end: bool = False
     ) -> list[ReplyEvent]:
         state.num_released += len(released)
-        if self.answers is not None:
-            self.answers.setdefault(choice, []).append(released)
         plain, calls = (released, []) if state.tools is None else state.tools.feed_text(released)
         if is_end and state.tools is not None:
             rest, last_calls = state.tools.close()
             plain, calls = plain + rest, calls + last_calls
+        for call in calls:
+            # escapes in its JSON have hidden its texts
+            self._filters.check_output(json.dumps(call.arguments, ensure_ascii=False))
+        if self.answers is not None:
+            self.answers.setdefault(choice, []).append(released)
         state.has_calls = state.has_calls or bool(calls)
         scores = state.release_scores()
         events: list[ReplyEvent] = []
@@ -213,6 +217,9 @@ class ModelReply:
         """Cancel open texts, settle the budget and write the log; closing twice is harmless."""
         with anyio.CancelScope(shield=True):
             await self._stack.aclose()
+        # what the engine has done is paid, not what somebody has read of it
+        self.usage.prompt_tokens = sum(stream.prompt_tokens for stream in self._streams)
+        self.usage.completion_tokens = sum(stream.completion_tokens for stream in self._streams)
         callbacks, self.on_close = self.on_close, []
         for callback in callbacks:
             callback()
@@ -283,10 +290,20 @@ class Service:
             keeps = self.access.request_log.seals_texts
             reply = ModelReply(card, forced, prompts, self.filters, notes, keeps_answers=keeps)
             reservation.reserve_tokens(sum(map(len, prompts)), num_new)
-            reply.on_close.append(lambda: self._finish_reply(reply, reservation, caller, route))
+
+            def record() -> None:
+                self._record_reply(reply, caller, route)
+
+            reply.on_close = [
+                lambda: reservation.settle(reply.usage.prompt_tokens, reply.usage.completion_tokens),
+                record,
+            ]
             try:
                 await reply.start(self.pool, [self._reader_of(request) for request in admitted])
-            except BaseException:
+            except BaseException as exc:
+                if isinstance(exc, PhalanxError):
+                    # the refusal has a line of its own
+                    reply.on_close.remove(record)
                 await reply.close()
                 raise
         except PhalanxError as exc:
@@ -403,9 +420,8 @@ class Service:
         names = frozenset(tool.name for tool in request.tools)
         return lambda: ToolReader(tool_format, names)
 
-    def _finish_reply(self, reply: ModelReply, reservation: Reservation, caller: Caller, route: str) -> None:
+    def _record_reply(self, reply: ModelReply, caller: Caller, route: str) -> None:
         usage = reply.usage
-        reservation.settle(usage.prompt_tokens, usage.completion_tokens)
         facts = RequestFacts(
             route=route,
             model_digest=reply.card.digest,

@@ -250,6 +250,7 @@ class BatchingEngine:
         job.num_open = request.n
         row = WrittenChoice(job, 0, list(job.prompt), cache, job.choosers[0], job.writers[0], cache.length)
         job.rows = [row]
+        job.stream.prompt_tokens = len(job.prompt)
         self._rows.append(row)
         self._reserved += job.num_reserved
 
@@ -368,6 +369,7 @@ class BatchingEngine:
 
     def _write_token(self, row: WrittenChoice, score: TokenScore) -> None:
         row.ids.append(score.token)
+        row.job.stream.completion_tokens += 1
         # a grammar is compiled with all ends of a turn, and is over with each of them
         is_turn = row.job.request.messages is not None or row.chooser.grammar is not None
         if score.token in (self.served.turn_ends if is_turn else self.served.text_ends):

@@ -18,10 +18,13 @@ class EventStream:
 
     Attributes:
         is_closed: Nobody reads on, or the last event was sent.
+        prompt_tokens: Tokens of the prompt, once the engine has begun to read it.
+        completion_tokens: Tokens that the engine has written, of all choices, whether or not anybody reads them.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.prompt_tokens = self.completion_tokens = 0
         self._events: asyncio.Queue[Event | PhalanxError | None] = asyncio.Queue()
         self.is_closed = False
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.config import canonical_json, parse_strict_json
 from phalanx.data.chat import ChatMessage
 from phalanx.data.chat.conversation import Conversation, ToolCall
 from phalanx.errors import DataError, ModelError
@@ -58,7 +59,9 @@ class ToolFormat:
     def read_call(self, text: str) -> ToolCall | None:
         """Return the call that a text between the marks is; None where it is none."""
         try:
-            value = json.loads(text)
+            value = parse_strict_json(text)
+            # infinity and half of a surrogate pair cannot be sent on
+            canonical_json(value)
         except (ValueError, RecursionError):
             return None
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):

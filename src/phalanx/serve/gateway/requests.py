@@ -49,19 +49,23 @@ class Route:
     dropped: tuple[str, ...] = ("user",)
 
 
-_CHAT_KEYS = ("messages", "tools", "response_format", "stop")
+_CHAT_KEYS = ("messages", "tools", "response_format", "stop", "tool_choice")
 ROUTES = (
     Route("chat", "/v1/chat/completions", ChatRequest, _CHAT_KEYS),
     Route("completions", "/v1/completions", CompletionRequest, ("prompt", "suffix", "stop")),
     Route("embeddings", "/v1/embeddings", EmbeddingRequest, ("input",)),
     Route(
-        "messages", "/v1/messages", MessagesRequest, ("system", "messages", "tools", "stop_sequences"), ("metadata",)
+        "messages",
+        "/v1/messages",
+        MessagesRequest,
+        ("system", "messages", "tools", "stop_sequences", "tool_choice"),
+        ("metadata",),
     ),
     Route(
         "responses",
         "/v1/responses",
         ResponsesRequest,
-        ("input", "instructions", "tools", "text"),
+        ("input", "instructions", "tools", "text", "tool_choice"),
         ("user", "metadata", "store"),
     ),
 )
@@ -132,7 +136,7 @@ def read_request(
     has_token_ids = _has_token_ids(payload.get("prompt", payload.get("input")))
     if has_token_ids and not limits.allow_token_prompts:
         raise RequestRefused(400, "token_prompt", "Send the prompt as text; no filter here can read token ids.")
-    _check_references([prompts.get("tools"), prompts.get("response_format"), prompts.get("text")])
+    _check_references([prompts.get(key) for key in ("tools", "tool_choice", "response_format", "text")])
     notes: list[str] = []
     filtered, texts = _filter_strings(prompts, filters, notes)
     payload.update(filtered)
@@ -292,6 +296,9 @@ def _bound_completion(route: Route, payload: dict[str, Any], limits: GatewayLimi
     if len(set(asked)) > 1:
         raise RequestRefused(400, "invalid_value", "Two limits of tokens that differ.", param="max_tokens")
     tokens = asked[0] if asked else limits.default_completion_tokens
+    if not tokens and not payload.get("echo"):
+        # engines that score no prompts take it for no limit
+        raise RequestRefused(400, "invalid_value", "0 tokens are asked for with echo alone.", param="max_tokens")
     if tokens > limits.max_completion_tokens:
         message = f"An answer may have at most {limits.max_completion_tokens} tokens."
         raise RequestRefused(400, "too_many_tokens", message, param="max_tokens")

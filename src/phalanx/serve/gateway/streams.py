@@ -130,11 +130,7 @@ class AnswerStream:
 
     def _filter_choice(self, choice: dict[str, Any]) -> None:
         number = choice.get("index", 0)
-        places = text_places(choice)
-        if number in self._finished and any(place.text for place in places):
-            # the filter has let go of the end of the text, and would not see what this makes of it
-            raise RequestRefused(502, "engine_failed", "The engine goes on with a text that it has finished.")
-        self._feed_places(number, places)
+        self._feed_places(number, text_places(choice))
         if choice.get("finish_reason") is not None:
             self._finished.add(number)
             for key, rest in self._close_streams(number):
@@ -155,6 +151,7 @@ class AnswerStream:
             # the arguments come in pieces
             event["content_block"]["input"] = {}
         if event["type"] == "content_block_stop":
+            self._finished.add(number)
             for (key,), rest in self._close_streams(number):
                 delta = {"type": self._block_type, key: rest}
                 yield {"type": "content_block_delta", "index": number, "delta": delta}
@@ -164,6 +161,9 @@ class AnswerStream:
 
     def _feed_places(self, number: int, places: list[TextPlace]) -> None:
         self._number = number
+        if number in self._finished and any(place.text for place in places):
+            # the filter has let go of the end of the text, and would not see what this makes of it
+            raise RequestRefused(502, "engine_failed", "The engine goes on with a text that it has finished.")
         for place in places:
             if place.stream_key[-1] == "name":
                 # comes whole, and no client can use a part of it
