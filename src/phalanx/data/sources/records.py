@@ -27,6 +27,7 @@ from phalanx.object_stores import client_errors
 _BLOCK_BYTES = 1 << 20
 _REASON_CHARACTERS = 300
 _FIELD_CHARACTERS = 2000
+_TORN = "is next to packed data that cannot be read, and may lack a part; fetch the file again"
 _CAME_LATER = ("max_record_bytes", "max_ratio", "linked_roots", "fields", "url", "fetched_at", "extractor")
 """Keys that run files of older versions cannot have."""
 
@@ -269,6 +270,34 @@ def oversized_record(name: str, size: int, limit: int) -> BrokenRecord:
 def damage_record(name: str, damage: Damage) -> BrokenRecord:
     """Count what could not be unpacked."""
     return BrokenRecord(name, damage.packed_bytes, damage.reason)
+
+
+def break_torn_records(
+    records: Iterator[RawRecord | BrokenRecord], file_name: str, end: bytes | None
+) -> Iterator[RawRecord | BrokenRecord]:
+    """Count a record as broken where damage beside it may have taken a part of it, and the rest would pass for all.
+
+    Args:
+        file_name: Name of the file, which damage alone goes by.
+        end: What a whole record ends with; None where nothing shows its end.
+    """
+    before: RawRecord | None = None
+    is_behind = False
+    for record in records:
+        is_damage = record.name == file_name
+        if before is not None:
+            is_whole = not is_damage or (end is not None and before.content.endswith(end))
+            yield before if is_whole else broken_record(before, _TORN)
+        before = None
+        if isinstance(record, BrokenRecord):
+            yield record
+        elif is_behind:
+            yield broken_record(record, _TORN)
+        else:
+            before = record
+        is_behind = is_damage
+    if before is not None:
+        yield before
 
 
 def read_bounded_line(stream: BinaryIO, limit: int) -> bytes | int:
