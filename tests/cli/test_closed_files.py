@@ -31,13 +31,14 @@ def refuse(code, name="ds/dataset.json"):
     return act
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOSPC, errno.EROFS])
 def test_a_file_that_the_system_refuses_is_one_message(code, capsys):
     assert exit_code_of(refuse(code)) == 3
 
     told = capsys.readouterr().err
     assert told.startswith(f"error: ds/dataset.json: {os.strerror(code)}; ")
     assert ("free space" in told) == (code == errno.ENOSPC)
+    assert ("permissions" in told) == (code in (errno.EACCES, errno.EPERM))
 
 
 @pytest.mark.parametrize(("code", "name"), [(errno.EBADF, "ds"), (errno.EACCES, None)])
