@@ -116,7 +116,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file that `make_folder` wrote."""
-    return [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(row) for row in path.read_bytes().splitlines()]
 
 
 def _values(plan: LaptopPlan) -> dict[str, str | int]:

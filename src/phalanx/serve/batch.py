@@ -65,12 +65,12 @@ def complete_file(model: TextModel, source: Path, target: Path, sampling: Sampli
 
 def _read_prompts(source: Path) -> Iterator[PromptRow]:
     try:
-        content = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise DataError(f"{source}: cannot be read ({exc})") from exc
+        content = source.read_bytes()
+    except OSError as exc:
+        raise DataError(f"{source}: cannot be read ({exc.strerror}); give a file of JSON lines") from exc
     for number, row in enumerate(content.splitlines(), start=1):
         place = f"{source}, line {number}"
-        record = parse_object(row.encode(), place)
+        record = parse_object(row, place)
         has_prompt, has_messages = isinstance(record.get("prompt"), str), isinstance(record.get("messages"), list)
         if has_prompt == has_messages:
             raise DataError(f"{place}: expected either prompt or messages: a text, or a list")
