@@ -65,6 +65,25 @@ def plainly(home, *words):
     return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False)
 
 
+def test_names_and_texts_that_are_no_utf8_are_one_message(tmp_path):
+    (tmp_path / "caf\udce9").mkdir()
+    (tmp_path / "caf\udce9/a.txt").write_text("rivers and hills")
+    strict = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-m", "phalanx"]
+
+    init = subprocess.run(
+        [*command, "init", "run.toml", "--kind", "scratch", "--data", "caf\udce9"],
+        cwd=tmp_path, env=strict, capture_output=True, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    join = subprocess.run([*command, "join", "-"], input=b"caf\xe9\n", env=strict, capture_output=True, check=False)
+
+    assert init.returncode == 3
+    assert init.stderr.startswith("error: run.toml: cannot be written (a name in it is not UTF-8); rename the files")
+    assert not (tmp_path / "run.toml").exists()
+    assert join.returncode not in (0, 1)
+    assert join.stderr.startswith(b"error: ") and b"Traceback" not in join.stderr
+
+
 @pytest.mark.skipif(os.geteuid() == 0 and SETPRIV is None, reason="root may do everything, and setpriv is missing")
 @pytest.mark.parametrize("closed", ["texts", "texts/inner", "texts/one.txt", "out", "out/.work", "above"])
 def test_a_build_says_what_it_may_not_open(closed, tmp_path):

@@ -117,7 +117,12 @@ def test_a_full_window_ends_a_text(model):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "has no token"), ("the " * 16, "has 16 tokens, the model's window")]
+    ("text", "message"),
+    [
+        ("", "has no token"),
+        ("the " * 16, "has 16 tokens, the model's window"),
+        ("caf\udce9", "prompt: holds a lone surrogate, or a byte that is not UTF-8"),
+    ],
 )
 def test_a_prompt_that_does_not_fit_is_refused(model, text, message):
     with pytest.raises(DataError, match=message):
@@ -244,6 +249,12 @@ class TestFiles:
             complete_file(model, lines, tmp_path / "out.jsonl", GREEDY, lambda at, of: None)
 
         assert not (tmp_path / "out.jsonl").exists()
+
+    def test_a_character_that_ends_lines_elsewhere_ends_no_line_of_json(self, model, tmp_path):
+        lines, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        lines.write_text('{"prompt": "the\u2028owner\x85"}\r\n{"prompt": "the"}\r\n', encoding="utf-8", newline="")
+
+        assert complete_file(model, lines, out, GREEDY, lambda at, of: None) == 2
 
     def test_the_texts_of_another_input_are_not_continued(self, model, lines, tmp_path):
         out = tmp_path / "out.jsonl"

@@ -173,12 +173,11 @@ def classify_file(model: ClassifierModel, source: Path, target: Path, report: Ro
 
 def _read_texts(source: Path) -> list[dict[str, Any]]:
     try:
-        content = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise DataError(f"{source}: cannot be read ({exc})") from exc
+        content = source.read_bytes()
+    except OSError as exc:
+        raise DataError(f"{source}: cannot be read ({exc.strerror}); give a file of JSON lines") from exc
     records = [
-        parse_object(row.encode(), f"{source}, line {number}")
-        for number, row in enumerate(content.splitlines(), start=1)
+        parse_object(row, f"{source}, line {number}") for number, row in enumerate(content.splitlines(), start=1)
     ]
     for number, record in enumerate(records, start=1):
         if not isinstance(record.get("text"), str) or not record["text"].strip():

@@ -7,7 +7,7 @@ from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from made_chat import END, TALK, byte_tokenizer
-from phalanx.data.chat import ChatEncoder, parse_conversation
+from phalanx.data.chat import ChatEncoder, ChatMessage, parse_conversation
 from phalanx.data.chat.template import default_template
 from phalanx.errors import DataError
 
@@ -129,6 +129,13 @@ def test_marks_that_were_added_as_plain_tokens_cannot_forge_a_turn():
         pytest.raises(DataError, match=r"turn 1: holds '<\|im_end\|>', a special token"),
     ):
         encoder.encode_conversation(parse_conversation(talk))
+
+
+def test_what_is_no_text_is_refused_by_its_turn(chatml):
+    typed = ChatMessage(role="user", content=b"caf\xe9".decode("utf-8", "surrogateescape"))
+
+    with pytest.raises(DataError, match=r"^turn 1: holds a lone surrogate, or a byte"):
+        chatml.encode_prompt([typed])
 
 
 def test_a_tokenizer_without_the_marks_of_a_template_is_refused():

@@ -29,6 +29,7 @@ from phalanx.data.chat.template import (
     model_template,
     template_from_file,
 )
+from phalanx.data.normal_form import check_text
 from phalanx.errors import DataError
 
 _SHOWN = 40
@@ -245,6 +246,7 @@ class ChatEncoder(Closeable):
     def _check_texts(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> None:
         places = [(f"turn {number}", _message_texts(message)) for number, message in enumerate(messages, start=1)]
         for place, texts in [*places, ("tools", [json.dumps(tools, ensure_ascii=False)])]:
+            check_text("".join(texts), place)
             forged = next((token for token in self._forging if any(token in text for text in texts)), None)
             if forged is not None:
                 raise DataError(

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, ClassVar, TypeGuard
 from phalanx.access_gate import note_read
 from phalanx.config import canonical_json, printable_text
 from phalanx.config.strict import later_key
+from phalanx.data.normal_form import is_text
 from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, unreadable_error
 from phalanx.data.sources.listing import OF_ANOTHER_KIND, list_all
 from phalanx.data.sources.packed import Damage, is_packed, open_runs
@@ -339,17 +340,6 @@ def recorded_text(value: Any, max_characters: int = 2000) -> str | None:
 def _check_characters(document: Document) -> None:
     if not is_text(document.text):
         raise DataError("holds a lone surrogate, which is not text; repair the document")
-
-
-def is_text(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it holds no lone surrogate."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _shorten_reason(reason: str) -> str:
