@@ -327,8 +327,8 @@ def is_disk_fault(exc: OSError) -> bool:
 
 
 def is_closed(exc: OSError) -> bool:
-    """Return whether the operation failed because this user lacks a permission."""
-    return exc.errno in _CLOSED
+    """Return whether the operation failed because this user lacks a permission, or no file can have that name."""
+    return exc.errno in _CLOSED | {errno.ENAMETOOLONG}
 
 
 def writing_cure(exc: OSError) -> str:

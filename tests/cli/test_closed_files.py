@@ -31,13 +31,14 @@ def refuse(code, name="ds/dataset.json"):
     return act
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOSPC, errno.EROFS])
 def test_a_file_that_the_system_refuses_is_one_message(code, capsys):
     assert exit_code_of(refuse(code)) == 3
 
     told = capsys.readouterr().err
     assert told.startswith(f"error: ds/dataset.json: {os.strerror(code)}; ")
     assert ("free space" in told) == (code == errno.ENOSPC)
+    assert ("permissions" in told) == (code in (errno.EACCES, errno.EPERM))
 
 
 @pytest.mark.parametrize(("code", "name"), [(errno.EBADF, "ds"), (errno.EACCES, None)])
@@ -62,6 +63,25 @@ def plainly(home, *words):
         command = [SETPRIV, f"--bounding-set={dropped}", "--inh-caps=-all", *command]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PHALANX_CACHE": str(home / "cache")}
     return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_names_and_texts_that_are_no_utf8_are_one_message(tmp_path):
+    (tmp_path / "caf\udce9").mkdir()
+    (tmp_path / "caf\udce9/a.txt").write_text("rivers and hills")
+    strict = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-m", "phalanx"]
+
+    init = subprocess.run(
+        [*command, "init", "run.toml", "--kind", "scratch", "--data", "caf\udce9"],
+        cwd=tmp_path, env=strict, capture_output=True, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    join = subprocess.run([*command, "join", "-"], input=b"caf\xe9\n", env=strict, capture_output=True, check=False)
+
+    assert init.returncode == 3
+    assert init.stderr.startswith("error: run.toml: cannot be written (a name in it is not UTF-8); rename the files")
+    assert not (tmp_path / "run.toml").exists()
+    assert join.returncode not in (0, 1)
+    assert join.stderr.startswith(b"error: ") and b"Traceback" not in join.stderr
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and SETPRIV is None, reason="root may do everything, and setpriv is missing")

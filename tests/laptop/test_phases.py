@@ -35,6 +35,13 @@ def open_phases(folder):
     return list(list_open_phases(read_records(folder), digest_inputs(folder)))
 
 
+def test_rows_of_texts_come_back_whatever_ends_lines_in_them(tmp_path):
+    rows = [{"text": "one\u2028two\x85three\x0cfour\n"}, {"text": "five"}]
+    (tmp_path / "held_out.jsonl").write_text(dump_lines(rows), encoding="utf-8")
+
+    assert read_lines(tmp_path / "held_out.jsonl") == rows
+
+
 def test_a_new_folder_begins_with_the_first_phase(folder):
     shutil.rmtree(folder / "done")
 

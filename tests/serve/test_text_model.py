@@ -147,7 +147,12 @@ def test_a_full_window_ends_a_text(model):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "has no token"), ("the " * 16, "has 16 tokens, the model's window")]
+    ("text", "message"),
+    [
+        ("", "has no token"),
+        ("the " * 16, "has 16 tokens, the model's window"),
+        ("caf\udce9", "prompt: holds a lone surrogate, or a byte that is not UTF-8"),
+    ],
 )
 def test_a_prompt_that_does_not_fit_is_refused(model, text, message):
     with pytest.raises(DataError, match=message):
@@ -178,11 +183,6 @@ def test_a_template_that_does_not_render_is_named(directory, tmp_path, template,
 
     with pytest.raises(error, match=message):
         model.chat_prompt([ChatMessage(role="user", content="the")])
-
-
-def test_a_prompt_in_another_encoding_is_refused(model):
-    with pytest.raises(DataError, match="is no UTF-8"):
-        model.encode_prompt("the \udcff owner")
 
 
 def test_a_tokenizer_of_another_model_is_refused(directory, tmp_path):

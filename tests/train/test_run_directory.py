@@ -169,6 +169,13 @@ def test_somebody_elses_keys_are_not_swept_away(make_run, tmp_path):
     assert (tmp_path / "pki" / "authority.key").read_text() == "precious"
 
 
+def test_a_name_that_no_record_could_hold_is_refused_before_anything_is_made(make_run, tmp_path):
+    with pytest.raises(ConfigError, match=r"as a run directory \(its name is not UTF-8\); choose another --run-dir"):
+        RunDirectory(tmp_path / "caf\udce9", make_run(), resume=False)
+
+    assert not (tmp_path / "caf\udce9").exists()
+
+
 def test_a_file_in_the_place_of_the_directory_is_an_error(make_run, tmp_path):
     (tmp_path / "run").write_text("a file")
 

@@ -32,7 +32,14 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text as UTF-8; as `write_file`."""
-    write_file(path, text.encode("utf-8"))
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as exc:
+        do = "rename the files that it names"
+        raise InputError(f"{path}: cannot be written (a name in it is not UTF-8); {do}").with_facts(
+            file=str(path), do=do
+        ) from exc
+    write_file(path, data)
 
 
 def read_file(path: Path) -> bytes:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import io
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,9 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the process's own command line and exit."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # as in arguments: what is no UTF-8 is refused where it is read as text
+        sys.stdin.reconfigure(errors="surrogateescape")
     code = run_command(sys.argv[1:])
     # the interpreter looks for cycles once more while it ends: with torch loaded, more than a second for nothing
     gc.disable()

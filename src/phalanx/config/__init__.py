@@ -41,4 +41,5 @@ from phalanx.config.text import (
     is_plain as is_plain,
     join_names as join_names,
     printable_text as printable_text,
+    unique_keys as unique_keys,
 )

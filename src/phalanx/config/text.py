@@ -38,14 +38,15 @@ def parse_strict_json(
     """
     return json.loads(
         data if isinstance(data, str) else data.decode("utf-8"),
-        object_pairs_hook=_unique_keys,
+        object_pairs_hook=unique_keys,
         parse_constant=_refuse_constant,
         parse_float=parse_float,
         parse_int=parse_int,
     )
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make the dict of a JSON object; a ValueError refuses a double key, of which `json` alone keeps the last value."""
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("a key is there twice")

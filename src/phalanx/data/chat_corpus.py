@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from phalanx.config import StrictModel, digest_config
+from phalanx.config.strict import later_key
 from phalanx.data.chat.template import TEMPLATE_FILE
 from phalanx.data.corpus import Corpus, CorpusFacts, SequenceLayout, TokenGroup
 from phalanx.data.manifest import SourceCounts, TokenizerRecord
@@ -43,6 +44,7 @@ class ChatManifest(StrictModel):
         key: Key of everything that decided it.
         template_digest: SHA-256 of its text.
         end_of_turn: The token that ends an assistant's turn; None where the template writes none.
+        cut: Number of conversations of which only the first tokens are learned.
         dropped: Number of left-out conversations, by reason.
         examples: Names of the first of them.
     """
@@ -57,6 +59,7 @@ class ChatManifest(StrictModel):
     end_of_turn: int | None
     train: ChatSplitRecord
     validation: ChatSplitRecord
+    cut: int = later_key(0, ge=0)
     dropped: dict[str, int] = Field(default={})
     examples: tuple[str, ...] = ()
 
@@ -72,9 +75,9 @@ class ChatCorpus(Corpus):
         self.manifest = manifest
         self.directory = directory = dataset.directory
         self.template = directory / TEMPLATE_FILE
-        content = hashlib.sha256(
-            f"{layout.attention} {layout.sequence_length} {digest_config(manifest)}".encode()
-        ).hexdigest()
+        # corpora of older versions did not count cuts, and their runs go on
+        digest = digest_config(manifest.model_copy(update={"cut": 0}))
+        content = hashlib.sha256(f"{layout.attention} {layout.sequence_length} {digest}".encode()).hexdigest()
         tokenizer = manifest.tokenizer
         facts = CorpusFacts(content, tokenizer.vocab_size, tokenizer.eos_id, directory / TOKENIZER_FILE)
         train, held_out = (_open_split(dataset, name, manifest) for name in SPLITS)
@@ -91,6 +94,8 @@ class ChatCorpus(Corpus):
         train, dropped = self.manifest.train, self.manifest.dropped
         learned = f"{train.targets} of {train.tokens} tokens in {train.conversations} conversations are learned"
         lines = [f"{learned}, by the chat template {self.manifest.template}"]
+        if self.manifest.cut:
+            lines.append(f"conversations cut to their first {self.layout.sequence_length} tokens: {self.manifest.cut}")
         if dropped:
             counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
             lines.append(f"conversations dropped: {counts}; for example {'; '.join(self.manifest.examples)}")

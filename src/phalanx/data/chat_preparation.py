@@ -116,6 +116,7 @@ class _ChatBuild:
         self._config, self._wanted, self._sources, self._template = config, wanted, sources, template
         self._job = job
         self._dropped: Counter[str] = Counter()
+        self._cut = 0
         self._to_name: dict[bytes, str] = {}
 
     def fill_directory(self, directory: Path, place: ShardPlace, key: str) -> None:
@@ -170,6 +171,7 @@ class _ChatBuild:
             end_of_turn=end_of_turn,
             train=splits[0],
             validation=splits[1],
+            cut=self._cut,
             dropped=dict(self._dropped),
             examples=tuple(examples),
         )
@@ -237,6 +239,7 @@ class _ChatBuild:
                 why = "no token of the assistant's text fits into the row"
                 self._drop_conversation(text, "nothing learned", why, keeps=self._wanted.too_long == "cut")
                 continue
+            self._cut += length > max_tokens
             yield document, encoded
 
     def _check_weights(self, conversation: Conversation) -> None:

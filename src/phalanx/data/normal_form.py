@@ -1,9 +1,11 @@
-"""Unicode form NFC in time that grows with the text, whatever the text is."""
+"""Unicode form NFC in time that grows with the text, whatever the text is; and which strings are text at all."""
 
 import re
 import sys
 import unicodedata
 from functools import cache
+
+from phalanx.errors import DataError
 
 _MAX_MARKS = 30
 """Combining characters in a row that Python sorts fast enough; Unicode's stream-safe format has the same bound."""
@@ -23,6 +25,23 @@ def to_nfc(text: str) -> str:
     if unicodedata.is_normalized("NFC", text):
         return text
     return unicodedata.normalize("NFC", _long_rows().sub(_sorted_marks, text))
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it holds no lone surrogate."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse a string that no tokenizer takes; a byte of a command line that is no UTF-8 is a surrogate too."""
+    if not is_text(text):
+        raise DataError(f"{where}: holds a lone surrogate, or a byte that is not UTF-8; write it in UTF-8")
 
 
 def _sorted_marks(row: re.Match[str]) -> str:

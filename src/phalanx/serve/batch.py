@@ -73,7 +73,7 @@ def read_rows(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         content = source.read_bytes()
     except OSError as exc:
-        raise DataError(f"{source}: cannot be read ({exc})") from exc
+        raise DataError(f"{source}: cannot be read ({exc.strerror}); give a file of JSON lines") from exc
     for number, row in enumerate(content.splitlines(), start=1):
         place = f"{source}, line {number}"
         record = parse_object(row, place)

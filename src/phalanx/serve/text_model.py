@@ -29,6 +29,7 @@ from transformers.utils import logging as hub_logging
 from phalanx.data.borders import bare_encoder, border_of, drop_trailing_ids
 from phalanx.data.chat import ChatEncoder, ChatMessage, model_template
 from phalanx.data.chat.conversation import Conversation
+from phalanx.data.normal_form import check_text
 from phalanx.errors import DataError, ModelError
 from phalanx.models.classifier import CLASSIFIER_KEY
 from phalanx.models.digest import weights_digest
@@ -165,12 +166,10 @@ class TextModel:
         """Token ids of a text that is to be continued.
 
         Raises:
-            DataError: It has no token, is no text, or leaves no room in the window.
+            DataError: It is no text, has no token, or leaves no room in the window.
         """
-        try:
-            ids, bare = (list(self._tokenizer(text, add_special_tokens=adds).input_ids) for adds in (True, False))
-        except TypeError as exc:
-            raise DataError("prompt: is no UTF-8, or holds half of a surrogate pair; convert it") from exc
+        check_text(text, "prompt")
+        ids, bare = (list(self._tokenizer(text, add_special_tokens=adds).input_ids) for adds in (True, False))
         # an encoder reads a whole text; elsewhere nothing is written behind the end of one
         return self._check_ids(ids if self._has_encoder else drop_trailing_ids(ids, bare))
 

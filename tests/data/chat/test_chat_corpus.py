@@ -164,6 +164,7 @@ def test_a_long_conversation_is_cut_where_the_run_file_says_so(written, corpus_o
 
     batch = corpus.train_batch(range(corpus.num_train_sequences))
     assert corpus.manifest.dropped == {"nothing learned": 1}
+    assert corpus.user_notes[1] == f"conversations cut to their first {LENGTH} tokens: 1"
     assert max(int((row != IGNORE).sum()) for row in batch.labels) > LENGTH // 2
 
 

@@ -35,6 +35,13 @@ def test_broken_lines_are_left_out_and_counted_where_the_run_file_says_so(tmp_pa
     assert len(list(source.documents())) == 1 and len(source.dropped) == 2
 
 
+def test_a_conversation_that_is_no_text_says_so(tmp_path):
+    half = {"messages": [{"role": "user", "content": "\ud83d"}, GOOD["messages"][-1]]}
+
+    with pytest.raises(DataError, match=r"line 1: holds a lone surrogate, which is not text; repair it$"):
+        list(files_of(tmp_path, [json.dumps(half)], "refuse").documents())
+
+
 def test_otherwise_the_first_broken_line_is_an_error_with_its_place(tmp_path):
     with pytest.raises(DataError, match=r"talk\.jsonl.*2"):
         list(files_of(tmp_path, [json.dumps(GOOD), json.dumps(UNLEARNABLE)], "refuse").documents())

@@ -2,6 +2,7 @@
 
 import gzip
 import importlib
+import random
 import tracemalloc
 import zlib
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from source_records import raw_total, reasons, records, texts
 
-from phalanx.data.sources import JsonlConfig, TextConfig
+from phalanx.data.sources import CsvConfig, JsonlConfig, MailConfig, TextConfig
 from phalanx.data.sources.files import SourceFile
 from phalanx.data.sources.packed import Damage, open_runs, unpack_bytes
 from phalanx.errors import DataError
@@ -61,6 +62,30 @@ def test_a_packed_file_that_ends_too_early_says_so(tmp_path, suffix):
 
     assert len(texts(found)) > 1000
     assert reasons(found)[-1] == "cannot be read (its packed data ends too early); fetch it again"
+
+
+@pytest.mark.parametrize(
+    ("config", "suffix", "record", "whole"),
+    [
+        (CsvConfig, "csv", "{},{}\n", "text,noise\n"),
+        (lambda **keys: TextConfig(delimiter="\n", **keys), "txt", "{} {}\n", ""),
+        (MailConfig, "mbox", "From a@b Thu Jan  1 00:00:00 2026\nSubject: {}\n\n{}\n\n", ""),
+    ],
+)
+def test_what_damage_took_a_part_of_is_counted_and_no_text(tmp_path, config, suffix, record, whole):
+    noise = random.Random(0)
+    wanted = [record.format(f"word {number}", noise.randbytes(400).hex()) for number in range(400)]
+    members = [gzip.compress("".join([whole, *wanted[:200]]).encode()), gzip.compress("".join(wanted[200:]).encode())]
+    path = tmp_path / f"a.{suffix}.gz"
+    path.write_bytes(members[0][: len(members[0]) // 2] + members[1])
+    intact = tmp_path / f"b.{suffix}"
+    intact.write_text("".join([whole, *wanted]), encoding="utf-8")
+
+    found = records(config(path=path))
+
+    assert 200 < len(texts(found)) < 400
+    assert set(texts(found)) <= set(texts(records(config(path=intact))))
+    assert sum("may lack a part" in reason for reason in reasons(found)) == 2
 
 
 def test_zeros_behind_a_member_are_padding(tmp_path):

@@ -68,6 +68,7 @@ def test_lines_of_json_keep_columns_and_add_up_to_the_file(tmp_path):
         b'{"text": "\\ud800"}',
         b'{"text": "two", "score": NaN}',
         b'{"n": 1}',
+        b'{"text": "three", "text": "four"}',
     ]
     path.write_bytes(b"\r\n".join(lines))
 
@@ -84,6 +85,7 @@ def test_lines_of_json_keep_columns_and_add_up_to_the_file(tmp_path):
         ("a.jsonl, line 4", False),
     ]
     assert reasons(found)[2] == "holds a lone surrogate, which is not text; repair the document"
+    assert reasons(found)[4] == "is not JSON (a key is there twice); expected one object a line"
 
 
 def test_names_of_fields_in_a_reason_are_cut(tmp_path):

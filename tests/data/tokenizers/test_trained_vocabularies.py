@@ -18,7 +18,7 @@ from phalanx.data.tokenizers import (
 )
 from phalanx.data.tokenizers.probes import probe_texts
 from phalanx.data.tokenizers.sentence_piece import prove_equal
-from phalanx.data.tokenizers.training import TRAINERS
+from phalanx.data.tokenizers.training import MAX_WORD, TRAINERS, cut_words
 from phalanx.errors import ConfigError, DataError
 
 
@@ -48,6 +48,22 @@ TRAIN = (
 @pytest.fixture(scope="module")
 def trained():
     return {name: train_tokenizer(iter(made_texts()), config) for name, config in CONFIGS.items()}
+
+
+@pytest.mark.parametrize("name", ["bpe", "bpe, digits", "wordpiece"])
+@pytest.mark.parametrize("run", ["ab", "\n", "\u00bd", "!", "7"])
+def test_a_word_without_end_is_cut_before_it_is_learned(trained, name, run):
+    pre_tokenizer = trained[name].backend.pre_tokenizer
+    plain = [*made_texts(2), "x" * (MAX_WORD - 1)]
+    endless = f"It is\n{run * 5 * MAX_WORD}, he said."
+
+    texts = list(cut_words(iter([*plain, endless]), trained[name].backend))
+
+    longest = max(stop - start for text in texts for _, (start, stop) in pre_tokenizer.pre_tokenize_str(text))
+    assert texts[: len(plain)] == plain
+    assert longest <= MAX_WORD
+    assert len("".join(texts[len(plain) :])) == len(endless)
+    train_tokenizer(iter([*made_texts(), endless]), CONFIGS[name])
 
 
 def test_every_kind_of_the_table_is_tested():

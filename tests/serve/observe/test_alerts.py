@@ -276,8 +276,9 @@ def test_a_server_measures_perplexity_by_its_own_engine(model_directory, tmp_pat
     access = tmp_path / "access"
     operator = add_key(access, "ops", role="operator")[1]
     file = tmp_path / "texts.txt"
-    file.write_text("the man and the inn\n\nan inn\n")
+    file.write_text("the man and\u2028the inn\n\nan inn\n", encoding="utf-8")
     texts, digest = read_texts(file)
+    assert texts == ["the man and\u2028the inn", "an inn"]
     measured = []
 
     def make(request_log, pool):

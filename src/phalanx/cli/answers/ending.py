@@ -90,7 +90,7 @@ def _closed_file(exc: OSError) -> InputError | None:
     name = os.fsdecode(exc.filename) if isinstance(exc.filename, str | bytes) else None
     if name is None or not (is_closed(exc) or is_disk_fault(exc)):
         return None
-    do = writing_cure(exc) if is_disk_fault(exc) else "change its permissions, or give another path"
+    do = writing_cure(exc)
     return InputError(f"{name}: {exc.strerror}; {do}").with_facts(file=name, found=exc.strerror or "", do=do)
 
 

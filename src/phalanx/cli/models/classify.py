@@ -52,7 +52,7 @@ def classify(
     model = open_classifier(where, step=step, best=best, certificate=certificate, own_code=own_code, device=device)
     if lines is not None and out is not None:
         return _classify_file(model, lines, out)
-    texts = [text] if text is not None else [line for line in sys.stdin.read().split("\n") if line.strip()]
+    texts = [text] if text is not None else [line.rstrip("\n") for line in sys.stdin if line.strip()]
     results = model.classify_texts(texts)
     if not for_programs():
         for result in results:

@@ -27,11 +27,13 @@ def detect(
     ] = 16,
 ) -> Answer:
     """Look for the mark of any of some keys; the p-value is exact and corrected for their number."""
+    from phalanx.data.normal_form import check_text
     from phalanx.data.tokenizers.check import open_vocabulary
     from phalanx.serve.marks import MarkKeyRing, detect_mark, set_aside
 
     content, source = _read(text)
     plain, wrapper = set_aside(content)
+    check_text(plain, source)
     tokens = open_vocabulary(tokenizer).backend.encode(plain, add_special_tokens=False).ids
     ring = [key for file in keys for key in MarkKeyRing.read(file).keys]
     verdict = detect_mark(tokens, ring, max_p_value=max_p, min_tokens=min_tokens)

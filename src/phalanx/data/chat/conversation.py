@@ -135,13 +135,15 @@ def checked_conversation(plain: Mapping[str, Any]) -> Conversation:
     """Read a conversation of this form's own fields."""
     try:
         # as JSON: lists are the tuples of the form
-        return Conversation.model_validate_json(json.dumps(plain))
+        return Conversation.model_validate_json(json.dumps(plain, ensure_ascii=False).encode())
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         location = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
         raise DataError(
             f"{location.replace('messages.', 'turn ', 1)}: {first['msg'].removeprefix('Value error, ')}"
         ) from exc
+    except UnicodeEncodeError as exc:
+        raise DataError("holds a lone surrogate, which is not text; repair it") from exc
     except (ValueError, RecursionError) as exc:
         raise DataError(f"is not a conversation ({exc})") from exc
 

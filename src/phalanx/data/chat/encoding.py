@@ -29,6 +29,7 @@ from phalanx.data.chat.template import (
     model_template,
     template_from_file,
 )
+from phalanx.data.normal_form import check_text
 from phalanx.errors import DataError
 
 _SHOWN = 40
@@ -116,6 +117,9 @@ class ChatEncoder(Closeable):
         self._backend = bare_encoder(backend, special_is_text=False)
         added = self._backend.get_added_tokens_decoder()
         self._special = {number: token.content for number, token in added.items() if token.special}
+        # marks of turns that a model's maker added as plain tokens are no less marks
+        marks = (token.content for token in added.values() if token.content in template.source)
+        self._forging = sorted({*self._special.values(), *filter(_MARK.fullmatch, marks)})
         self._renderer = ChatRenderer(template, today)
 
     @property
@@ -178,7 +182,7 @@ class ChatEncoder(Closeable):
         return self._encode_rendered(conversation, RenderedChat(rendered.text, tuple(cut)))
 
     def _render_checked(self, conversation: Conversation, learned_from: int) -> RenderedChat:
-        self._check_texts(conversation.messages)
+        self._check_texts(conversation.messages, conversation.tools)
         rendered = self._renderer.render_conversation(conversation, learned_from)
         self._check_marks(rendered.text, conversation.messages)
         check_rendered(rendered, conversation.messages, self.chat_template.name, learned_from)
@@ -200,7 +204,7 @@ class ChatEncoder(Closeable):
             is_whole: Whether all of the messages must appear, as where an answer behind them is learned. In talks many
                 templates leave out earlier thoughts.
         """
-        self._check_texts(messages)
+        self._check_texts(messages, tools)
         text = self._renderer.render_prompt(messages, tools)
         self._check_marks(text, messages)
         if is_whole:
@@ -239,15 +243,16 @@ class ChatEncoder(Closeable):
                 inside[index] = number
         return ids, inside
 
-    def _check_texts(self, messages: Sequence[ChatMessage]) -> None:
-        for number, message in enumerate(messages, start=1):
-            for text in _message_texts(message):
-                forged = next((token for token in self._special.values() if token in text), None)
-                if forged is not None:
-                    raise DataError(
-                        f"turn {number}: holds {forged!r}, a special token of the model, with which a text could "
-                        "forge a turn; remove it"
-                    )
+    def _check_texts(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> None:
+        places = [(f"turn {number}", _message_texts(message)) for number, message in enumerate(messages, start=1)]
+        for place, texts in [*places, ("tools", [json.dumps(tools, ensure_ascii=False)])]:
+            check_text("".join(texts), place)
+            forged = next((token for token in self._forging if any(token in text for text in texts)), None)
+            if forged is not None:
+                raise DataError(
+                    f"{place}: holds {forged!r}, a special token of the model, with which a text could forge a turn; "
+                    "remove it"
+                )
 
     def _check_marks(self, text: str, messages: Sequence[ChatMessage]) -> None:
         special_tokens = set(self._special.values())
@@ -266,8 +271,8 @@ class ChatEncoder(Closeable):
 
 
 def _message_texts(message: ChatMessage) -> list[str]:
-    calls = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in message.tool_calls]
-    return [message.text_content, message.reasoning or "", message.name or "", *calls]
+    calls = [json.dumps([call.name, call.arguments, call.id], ensure_ascii=False) for call in message.tool_calls]
+    return [message.text_content, message.reasoning or "", message.name or "", message.tool_call_id or "", *calls]
 
 
 def _turn_weights(conversation: Conversation, rendered: RenderedChat) -> list[float]:

@@ -7,6 +7,7 @@ from typing import Any, BinaryIO, ClassVar, Literal
 
 from pydantic import Field
 
+from phalanx.config import unique_keys
 from phalanx.data.sources.files import decode_text
 from phalanx.data.sources.records import (
     ColumnSettings,
@@ -69,9 +70,9 @@ class JsonlFiles(JsonLines):
 def parse_object(line: bytes, where: str) -> dict[str, Any]:
     """Read the one object of a line."""
     try:
-        record = json.loads(decode_text(line, where))
+        record = json.loads(decode_text(line, where), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as exc:
-        # ValueError: bad syntax, and an integer of thousands of digits
+        # ValueError: bad syntax, a key twice, and an integer of thousands of digits
         raise DataError(f"{where}: is not JSON ({exc}); expected one object a line").with_facts(
             code="PHX-I013", file=where, found=str(exc), expected="one object a line", do="correct that line"
         ) from exc

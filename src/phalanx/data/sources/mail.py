@@ -13,11 +13,13 @@ from typing import BinaryIO, ClassVar, Literal
 from pydantic import Field
 
 from phalanx.data.sources.extraction import PageSettings, TextExtractor
+from phalanx.data.sources.files import SourceFile
 from phalanx.data.sources.records import (
     FileSettings,
     RawRecord,
     RecordClaims,
     StreamFiles,
+    break_torn_records,
     broken_record,
     document_of,
     read_bounded_line,
@@ -68,6 +70,9 @@ class MailFiles(StreamFiles):
 
     def _library_versions(self) -> list[str]:
         return self._extractor.library_versions()
+
+    def _cut_records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        return break_torn_records(super()._cut_records(file, name), name, None)
 
     def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
         return _cut_messages(stream, limit)

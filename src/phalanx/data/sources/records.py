@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, ClassVar, TypeGuard
 from phalanx.access_gate import note_read
 from phalanx.config import canonical_json, printable_text
 from phalanx.config.strict import later_key
+from phalanx.data.normal_form import is_text
 from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, unreadable_error
 from phalanx.data.sources.listing import OF_ANOTHER_KIND, list_all
 from phalanx.data.sources.packed import Damage, is_packed, open_runs
@@ -27,6 +28,7 @@ from phalanx.object_stores import client_errors
 _BLOCK_BYTES = 1 << 20
 _REASON_CHARACTERS = 300
 _FIELD_CHARACTERS = 2000
+_TORN = "is next to packed data that cannot be read, and may lack a part; fetch the file again"
 _CAME_LATER = ("max_record_bytes", "max_ratio", "linked_roots", "fields", "url", "fetched_at", "extractor")
 """Keys that run files of older versions cannot have."""
 
@@ -271,6 +273,34 @@ def damage_record(name: str, damage: Damage) -> BrokenRecord:
     return BrokenRecord(name, damage.packed_bytes, damage.reason)
 
 
+def break_torn_records(
+    records: Iterator[RawRecord | BrokenRecord], file_name: str, end: bytes | None
+) -> Iterator[RawRecord | BrokenRecord]:
+    """Count a record as broken where damage beside it may have taken a part of it, and the rest would pass for all.
+
+    Args:
+        file_name: Name of the file, which damage alone goes by.
+        end: What a whole record ends with; None where nothing shows its end.
+    """
+    before: RawRecord | None = None
+    is_behind = False
+    for record in records:
+        is_damage = record.name == file_name
+        if before is not None:
+            is_whole = not is_damage or (end is not None and before.content.endswith(end))
+            yield before if is_whole else broken_record(before, _TORN)
+        before = None
+        if isinstance(record, BrokenRecord):
+            yield record
+        elif is_behind:
+            yield broken_record(record, _TORN)
+        else:
+            before = record
+        is_behind = is_damage
+    if before is not None:
+        yield before
+
+
 def read_bounded_line(stream: BinaryIO, limit: int) -> bytes | int:
     """The next line with its end, empty behind the last one; or the size of a line that is longer than `limit`."""
     row = stream.readline(limit + 1)
@@ -310,17 +340,6 @@ def recorded_text(value: Any, max_characters: int = 2000) -> str | None:
 def _check_characters(document: Document) -> None:
     if not is_text(document.text):
         raise DataError("holds a lone surrogate, which is not text; repair the document")
-
-
-def is_text(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it holds no lone surrogate."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _shorten_reason(reason: str) -> str:

@@ -13,6 +13,7 @@ from phalanx.data.sources.records import (
     ColumnSettings,
     RawRecord,
     RecordFiles,
+    break_torn_records,
     claims_in,
     damage_record,
     document_of,
@@ -63,6 +64,9 @@ class CsvFiles(RecordFiles):
         self._config = config
 
     def _cut_records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        return break_torn_records(self._cut_rows(file, name), name, b"\n")
+
+    def _cut_rows(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
         delimiter = self._config.delimiter or ("\t" if ".tsv" in file.name.lower()[-8:] else ",")
         names: list[str] | None = None
         number = 0

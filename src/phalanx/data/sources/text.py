@@ -13,6 +13,7 @@ from phalanx.data.sources.records import (
     FileSettings,
     RawRecord,
     StreamFiles,
+    break_torn_records,
     document_of,
     split_stream,
 )
@@ -52,7 +53,7 @@ class TextFiles(StreamFiles):
         if self._delimiter is None:
             yield self._whole_record(file, name)
         else:
-            yield from super()._cut_records(file, name)
+            yield from break_torn_records(super()._cut_records(file, name), name, self._delimiter.encode())
 
     def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
         return split_stream(stream, (self._delimiter or "").encode(), limit)

@@ -3,14 +3,14 @@
 import csv
 import functools
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phalanx.data.sources.files import decode_text, read_lines, read_text
+from phalanx.data.sources.files import read_lines, read_text
+from phalanx.data.sources.jsonl import parse_object
 from phalanx.data.tasks.task import Example
 from phalanx.errors import DataError
 
@@ -105,13 +105,7 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not row.strip():
             continue
         place = f"{path}, line {number}"
-        try:
-            record = json.loads(decode_text(row, place))
-        except (ValueError, RecursionError) as exc:
-            raise DataError(f"{place}: is not JSON ({exc}); expected one object a line") from exc
-        if not isinstance(record, dict):
-            raise DataError(f"{place}: found a JSON {type(record).__name__}, expected an object")
-        yield place, record
+        yield place, parse_object(row, place)
 
 
 def _read_table(path: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -119,6 +113,9 @@ def _read_table(path: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Any
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_CHARACTERS))
     rows = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
     try:
+        names = rows.fieldnames or ()
+        if len(set(names)) < len(names):
+            raise DataError(f"{path}, line 1: names a column twice ({_shown_names(names)}); rename one")
         for row in rows:
             place = f"{path}, line {rows.line_num}"
             if None in row or None in row.values():

@@ -14,6 +14,7 @@ from phalanx.config import canonical_json
 from phalanx.data.borders import bare_encoder, border_of, special_ids_around
 from phalanx.data.config import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
 from phalanx.data.manifest import TokenizerRecord
+from phalanx.data.normal_form import check_text
 from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.sources.files import read_text
 from phalanx.errors import ConfigError, DataError
@@ -45,10 +46,9 @@ class TextTokenizer:
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text alone, without special tokens."""
-        try:
-            encoded = [item.ids for item in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
-        except TypeError as exc:
-            raise DataError("a text is no UTF-8, or holds half of a surrogate pair; convert it") from exc
+        for text in texts:
+            check_text(text, "a text")
+        encoded = [item.ids for item in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
         for text, ids in zip(texts, encoded, strict=True):
             if not ids or self.eos_id in ids:
                 raise unusable_error(text, num_tokens=len(ids))

@@ -1,5 +1,6 @@
 """Vocabularies that are trained here; the same texts in the same order give the same bytes."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from phalanx.data.tokenizers.tokenizer import TextTokenizer, wrap_backend
 from phalanx.errors import DataError
 
 _CONTINUED = "##"
+MAX_WORD = 4096
+_LONG_RUN = re.compile(rf"\S{{{MAX_WORD}}}|\s{{{MAX_WORD}}}")
 
 
 def train_tokenizer(texts: Iterable[str], config: TrainingConfig, where: str = "tokenizer") -> TextTokenizer:
@@ -37,6 +40,22 @@ def train_tokenizer(texts: Iterable[str], config: TrainingConfig, where: str = "
         Richardson 2018 (SentencePiece).
     """
     return TRAINERS[config.kind](iter(texts), config, where)
+
+
+def cut_words(texts: Iterator[str], backend: tokenizers.Tokenizer) -> Iterator[str]:
+    """Return texts without words of more than `MAX_WORD` characters, on which the trainers spend quadratic time."""
+    # while the backend learns from the texts, it may not be asked for its parts
+    normalizer, pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+
+    def cut_text(text: str) -> Iterator[str]:
+        begin, normal = 0, text if normalizer is None else normalizer.normalize_str(text)
+        for _, (start, stop) in pre_tokenizer.pre_tokenize_str(normal):
+            for place in range(start + MAX_WORD, stop, MAX_WORD):
+                yield normal[begin:place]
+                begin = place
+        yield normal[begin:]
+
+    return (part for text in texts for part in ([text] if _LONG_RUN.search(text) is None else cut_text(text)))
 
 
 def train_bpe(texts: Iterator[str], config: BpeConfig) -> TextTokenizer:
@@ -64,7 +83,7 @@ def _train_byte_bpe(texts: Iterator[str], config: ByteBpeTraining, where: str) -
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer=trainer)
+    backend.train_from_iterator(cut_words(texts, backend), trainer=trainer)
     check_size(backend.get_vocab_size(), config.vocab_size, where)
     return wrap_backend(backend, config.end_of_text, "trained tokenizer")
 
@@ -75,7 +94,7 @@ def _train_word_piece(texts: Iterator[str], config: WordPieceTraining, where: st
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     digits = [pre_tokenizers.Digits(individual_digits=True)] if config.split_digits else []
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, *digits]) if digits else pre_tokenizer
-    counts = _count_words(texts, backend)
+    counts = _count_words(cut_words(texts, backend), backend)
     # the library numbers characters inside words in the order of a hash table, which is another one at each run, and
     # breaks ties by these numbers: told as special tokens, they have fixed ones
     inside = sorted({f"{_CONTINUED}{character}" for word in counts for character in word[1:]})

@@ -25,7 +25,8 @@ def read_texts(path: Path) -> tuple[list[str], str]:
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
-        texts = [text for text in data.decode("utf-8").splitlines() if text.strip()]
+        # lines of bytes: a text may hold characters that end lines of strings
+        texts = [row.decode("utf-8") for row in data.splitlines() if row.strip()]
     except (OSError, UnicodeDecodeError) as exc:
         raise InputError(f"{path}: cannot be read as text, one a line") from exc
     if not texts or len(texts) > _MAX_TEXTS or len(data) > _MAX_FILE_BYTES:

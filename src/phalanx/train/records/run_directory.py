@@ -12,6 +12,7 @@ from typing import Any
 
 from phalanx.closing import Closeable
 from phalanx.config import KEPT_CODE, changed_code, digest_config, dump_toml, source_files
+from phalanx.data.normal_form import is_text
 from phalanx.errors import CheckpointError, ConfigError, writing_cure
 from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import Identity, create_authority, issue_certificate, load_identity
@@ -288,6 +289,9 @@ class RunDirectory(Closeable):
         begun = (self.path / _BEGUN).exists()
         if resume and not begun:
             raise _nothing_to_resume(self.path)
+        if not is_text(str(self.path.absolute())):
+            # logs and records could not hold it
+            raise _not_usable(self.path, "its name is not UTF-8")
         foreign = sorted(name for name in _OWN_NAMES if (self.path / name).exists())
         if foreign and not begun:
             raise ConfigError(
