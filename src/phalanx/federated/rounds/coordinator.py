@@ -30,6 +30,7 @@ from phalanx.federated.vectors import (
     mean_of_products,
     norm_of,
     num_values,
+    seed_of,
     shapes_of,
     unflatten_vector,
 )
@@ -373,7 +374,7 @@ class RoundCoordinator:
                     update = self._sums.make_update(record, model, self._exclude_site)
             else:
                 with self.timer.time_phase("aggregate"):
-                    update = self._update_of(record, held)
+                    update = self._update_of(record, held, model)
         except (AggregationError, ConfigError) as exc:
             # too few sites are left for a sum, or for a rule that stands those that may lie
             members = {
@@ -388,11 +389,11 @@ class RoundCoordinator:
         self._lost.in_a_row = 0
         return update
 
-    def _update_of(self, record: RoundRecord, held: Mapping[str, HeldUpdate]) -> Tensor:
+    def _update_of(self, record: RoundRecord, held: Mapping[str, HeldUpdate], model: str) -> Tensor:
         config, sites = self._config, sorted(held)
         vectors = torch.stack([held[site].vector for site in sites])
         if config.aggregator != "mean":
-            update = aggregate_updates(vectors, config.aggregator, config.byzantine, config.before)
+            update = aggregate_updates(vectors, config.aggregator, config.byzantine, config.before, seed_of(model))
             self._records.note_distances(distances_to(update, dict(zip(sites, vectors, strict=True))))
             for site in sites:
                 record.shares[site].far_rounds = self._records.far_rounds[site]
