@@ -53,3 +53,11 @@ def aggregate_updates(
     for name in before:
         updates, byzantine = PRE_STEPS[name](updates, byzantine, chance)
     return AGGREGATORS[rule](updates, byzantine)
+
+
+def check_rule(clients: int, rule: str, byzantine: int, before: tuple[str, ...]) -> None:
+    """Return where a rule, after these steps, stands so many liars of so many clients."""
+    updates = torch.zeros(clients, 1)
+    for name in before:
+        updates, byzantine = PRE_STEPS[name](updates, byzantine, torch.Generator())
+    AGGREGATORS[rule].check_byzantine(len(updates), byzantine)

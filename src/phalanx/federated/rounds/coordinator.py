@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from phalanx.aggregators import aggregate_updates
+from phalanx.aggregators import aggregate_updates, check_rule
 from phalanx.errors import AggregationError, ConfigError, FailedRoundError, UpdateRefusedError
 from phalanx.federated.admission import PROVEN, DueUpdates, UpdateAdmission
 from phalanx.federated.algorithms import ALGORITHMS, CONTROL, Named, staleness_weight
@@ -114,6 +114,9 @@ class RoundCoordinator:
         self._config, self._budget = terms.config, budget
         if (budget is None) is not (terms.config.privacy is None):
             raise ConfigError("federated.privacy: sums with noise need a budget, sums without noise must have none")
+        # before any site has trained
+        num_updates = self._config.num_asked // (self._config.bucket or 1)
+        check_rule(num_updates, self._config.aggregator, self._config.byzantine, self._config.before)
         self._shapes = shapes_of(weights)
         self._server = ALGORITHMS[self._config.algorithm.kind].server(self._config.algorithm, num_values(self._shapes))
         has_controls = self._config.algorithm.kind == "scaffold"

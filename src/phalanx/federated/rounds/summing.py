@@ -20,6 +20,7 @@ from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import ReleasedSum, RoundJournal, RoundRecord
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.rounds.walk import Exclude, SumWalk
+from phalanx.federated.vectors import seed_of
 from phalanx.security.aggregate import MIN_CONTRIBUTORS, CohortMember, SumRefusal, SumResult, SumServer, SumTerms
 from phalanx.security.crypto import Identity
 
@@ -39,13 +40,17 @@ def bucket_sites(sites: Sequence[str], size: int, chance: bytes) -> list[tuple[s
     return [tuple(sorted(order[number::count])) for number in range(count)]
 
 
-def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) -> Tensor:
+def robust_over_buckets(
+    sums: Sequence[SumResult], rule: str, byzantine: int, before: tuple[str, ...] = (), seed: int = 0
+) -> Tensor:
     """Apply a robust rule to the buckets' means.
 
     Args:
         sums: One sum per bucket, ``[buckets]``.
         rule: Name in `AGGREGATORS`.
         byzantine: Sites that may lie, each of which spoils one bucket at most.
+        before: Names in `PRE_STEPS`, in order.
+        seed: Decides the draws of these steps.
     """
     max_byzantine = AGGREGATORS[rule].max_byzantine(len(sums))
     if byzantine > max_byzantine:
@@ -53,7 +58,8 @@ def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) ->
             f"{len(sums)} buckets: {rule} tolerates at most {max_byzantine} spoiled buckets, but {byzantine} "
             "sites may lie; make smaller buckets, or ask more sites"
         )
-    return aggregate_updates(torch.stack([torch.from_numpy(bucket.mean_values()) for bucket in sums]), rule, byzantine)
+    means = torch.stack([torch.from_numpy(bucket.mean_values()) for bucket in sums])
+    return aggregate_updates(means, rule, byzantine, before, seed)
 
 
 _SPOILED = (SumRefusal.BAD_INPUT, SumRefusal.BAD_SHARE)
@@ -98,7 +104,8 @@ class SumMaker:
             del record.shares[site]
             record.left_out.setdefault(site, "left the sum")
         if has_rule:
-            return robust_over_buckets(sums, config.aggregator, max(0, config.byzantine - spoiled))
+            byzantine = max(0, config.byzantine - spoiled)
+            return robust_over_buckets(sums, config.aggregator, byzantine, config.before, seed_of(model))
         weight = sum(summed.weight for summed in sums)
         return torch.from_numpy(
             np.sum([summed.mean_values() * np.float32(summed.weight / weight) for summed in sums], axis=0)
