@@ -131,11 +131,7 @@ class Site:
             if isinstance(order, m.SumOrder):
                 return self._take_phase(order, payload)
             if isinstance(order, m.MeasureOrder) and self._budget is None:
-                scores = self._trainer.measure_weights(self._exchanged_weights(payload))
-                self._tell(_describe_measurement(scores))
-                return m.MeasuredReply(
-                    ticket=order.ticket, loss=scores.loss, num_targets=scores.num_targets, classes=scores.classes
-                ), b""
+                return self._measure_weights(order, payload), b""
             reason: m.FaultReason = "failed"
         except FailedBatchError as exc:
             reason, message = "not_finite", str(exc)
@@ -150,6 +146,15 @@ class Site:
             number = getattr(order, "round", None)
             self._tell(f"{self._round_label(number) if number else 'an order'}: not done: {message}")
         return m.SiteFault(ticket=order.ticket, reason=reason, culprit=culprit), b""
+
+    def _measure_weights(self, order: m.MeasureOrder, payload: Payload) -> m.MeasuredReply:
+        scores = self._trainer.measure_weights(self._exchanged_weights(payload))
+        if not 0.0 <= scores.loss < math.inf:
+            raise FailedBatchError(f"held-out loss {scores.loss}; lower the learning rate")
+        self._tell(_describe_measurement(scores))
+        return m.MeasuredReply(
+            ticket=order.ticket, loss=scores.loss, num_targets=scores.num_targets, classes=scores.classes
+        )
 
     def _train_round(self, order: m.TrainOrder, payload: Payload) -> Answer:
         if digest_hex(payload) != order.model:
@@ -230,10 +235,15 @@ class Site:
             if self._budget is None:
                 raise
         else:
-            if math.isfinite(norm_of(update.delta)):
+            # beside noise no loss is told
+            loss = 0.0 if update.loss is None or self._budget is not None else update.loss
+            if math.isfinite(norm_of(update.delta)) and abs(loss) <= m.MAX_LOSS:
                 return update
             if self._budget is None:
-                raise FailedBatchError("update: holds NaN or infinity; lower the learning rate")
+                raise FailedBatchError(
+                    f"update: holds NaN or infinity, or its loss of {update.loss} is beyond {m.MAX_LOSS:g}; lower the "
+                    "learning rate"
+                )
         return LocalUpdate({name: torch.zeros_like(tensor) for name, tensor in start.items()}, 1, 0.0, 1, 1)
 
     def _take_phase(self, order: m.SumOrder, payload: Payload) -> Answer:
