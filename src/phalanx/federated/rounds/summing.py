@@ -63,7 +63,6 @@ def robust_over_buckets(
 
 
 _SPOILED = (SumRefusal.BAD_INPUT, SumRefusal.BAD_SHARE)
-_MIN_ACCUSERS = 2
 
 
 class SumMaker:
@@ -94,11 +93,13 @@ class SumMaker:
             try:
                 sums.append(self._run_sum(record, model, bucket, exclude))
             except AggregationError as exc:
-                if not has_rule or exc.reason not in _SPOILED:
+                if not has_rule or exc.reason not in (*_SPOILED, SumRefusal.TOO_FEW):
                     raise
-                # one of its sites has lied, and can spoil no other bucket
-                spoiled += 1
-                record.left_out |= dict.fromkeys(bucket.members, "its sum was spoiled")
+                # sites that left it may be honest, and as many liars in the other buckets as before
+                if exc.reason in _SPOILED:
+                    # one of its sites has lied, and can spoil no other bucket
+                    spoiled += 1
+                    record.left_out |= dict.fromkeys(bucket.members, "its sum was spoiled")
         contributors = {name for summed in sums for name in summed.contributors}
         for site in [site for site in record.shares if site not in contributors]:
             del record.shares[site]
@@ -187,8 +188,8 @@ class SumMaker:
             raise
         finally:
             for site, accusers in walk.accusers.items():
-                # one of so many is honest, and an honest site refuses what another one has signed only if it is wrong
-                if site in terms.client_names and len(accusers) >= max(_MIN_ACCUSERS, 1 + terms.max_colluding):
+                # one of more than may lie is honest, and refuses what another one has signed only if it is wrong
+                if site in terms.client_names and len(accusers) > max(1, terms.max_colluding, config.byzantine):
                     exclude(site, f"spoiled a sum: {len(accusers)} sites refused what it had signed for them")
         for site, what in result.liars.items():
             exclude(site, f"spoiled a sum: {what}")
