@@ -8,7 +8,7 @@ import pytest
 import torch
 from rounds_scene import Parabola, Scene, parabolas
 
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, FailedRoundError
 from phalanx.federated.algorithms import ALGORITHMS, staleness_weight
 from phalanx.federated.config import AlgorithmConfig, FederatedConfig
 
@@ -192,6 +192,25 @@ def test_fedbuff_ends_a_round_with_the_first_updates_and_counts_a_late_one_for_l
     # site 0 from 4 towards 8; site 2 still from 0 towards 2, a round behind
     assert record.shares["site-2"].behind == 1
     assert scene.w.item() == pytest.approx(4.0 + (2.0 + 1.0 / math.sqrt(2)) / 2)
+
+
+def test_fedbuff_has_a_late_update_that_was_let_in_after_the_owner_was_killed(tmp_path):
+    trainers = parabolas([8.0], [8.0], [2.0])
+    scene = Scene(tmp_path, trainers, algorithm={"kind": "fedbuff", "buffer": 2}, min_cohort=2)
+    scene.carrier.hung = {"site-2"}
+    scene.owner.run_round(1, 0.5)
+    scene.carrier.hung = {"site-0", "site-1"}
+    with pytest.raises(FailedRoundError, match="round 2: 1 updates"):
+        scene.owner.run_round(2, 0.5)
+
+    scene.begin_owner(scene.w)
+    scene.owner.resume_rounds(1)
+    scene.carrier.hung = {"site-1", "site-2"}
+    record = scene.owner.run_round(2, 0.5)
+
+    assert record.shares["site-2"].behind == 1
+    assert scene.w.item() == pytest.approx(4.0 + (2.0 + 1.0 / math.sqrt(2)) / 2)
+    assert scene.owner._counted == {"site-0": 2, "site-1": 1, "site-2": 1}
 
 
 def test_fedbuff_refuses_an_update_that_is_too_old(tmp_path):

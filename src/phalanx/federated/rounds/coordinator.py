@@ -257,13 +257,14 @@ class RoundCoordinator:
         updates = self._held[1]
         for site, (header, values) in recalled.items():
             try:
-                admitted = self._admission.admit_update(site, header, values, self._due_updates(number))
+                trained_in = self._admission.read_round(header)
+                admitted = self._admission.admit_update(site, header, values, self._due_updates(trained_in))
             except UpdateRefusedError:
                 # of a site that was shut out after it was let in
                 continue
             # what a site had said beside its update is not kept
-            share = SiteShare(0.0, 0, admitted.samples, admitted.norm, 1.0, 0.0)
-            updates[site] = HeldUpdate(number, header, flatten_tensors(admitted.tensors), share)
+            share = SiteShare(0.0, 0, admitted.samples, admitted.norm, 1.0, 0.0, behind=number - trained_in)
+            updates[site] = HeldUpdate(trained_in, header, flatten_tensors(admitted.tensors), share)
         return updates
 
     def _draw_cohort(self, number: int, num_held: int) -> tuple[str, ...]:
