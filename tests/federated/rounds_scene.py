@@ -22,7 +22,7 @@ from phalanx.security.crypto import Identity
 from phalanx.security.privacy import BudgetLedger, PrivacyConfig
 
 OWNER = Identity.without_certificate("owner")
-IDENTITIES = {name: Identity.without_certificate(name) for name in [f"site-{number}" for number in range(12)]}
+IDENTITIES = {name: Identity.without_certificate(name) for name in [f"site-{number}" for number in range(15)]}
 RUN = "1" * 64
 
 

@@ -1,11 +1,14 @@
 """Each algorithm of rounds comes to what its closed form says."""
 
 import math
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from rounds_scene import Parabola, Scene, parabolas
 
+from phalanx.errors import CheckpointError, FailedRoundError
 from phalanx.federated.algorithms import ALGORITHMS, staleness_weight
 from phalanx.federated.config import AlgorithmConfig, FederatedConfig
 
@@ -121,10 +124,59 @@ def test_scaffolds_controls_are_of_updates_that_have_counted_alone(tmp_path):
 
     of_all = scene.owner.coordinator_state()["control/w"].clone()
     scene.owner.run_round(5, 0.1)
-    own = [float(site.__self__._controls.own["w"][0]) for site in scene.carrier.sites.values()]
+    own = [float(site.__self__._controls.load_counted(4)["w"][0]) for site in scene.carrier.sites.values()]
 
     # before round 5 began, both had taken what had counted in round 4
     assert float(of_all[0]) == pytest.approx(sum(own) / 2, rel=1e-5)
+
+
+def test_scaffold_goes_on_from_an_older_state_bit_for_bit(tmp_path):
+    steady = Scene(tmp_path / "steady", of_two_curves(2), local_steps=2, algorithm={"kind": "scaffold"})
+    scene = Scene(tmp_path / "killed", of_two_curves(2), local_steps=2, algorithm={"kind": "scaffold"})
+    for number in range(1, 6):
+        steady.owner.run_round(number, 0.1)
+    for number in range(1, 3):
+        scene.owner.run_round(number, 0.1)
+    weights, state = (
+        dict(scene.owner.weights),
+        {name: one.clone() for name, one in scene.owner.coordinator_state().items()},
+    )
+    for number in range(3, 5):
+        scene.owner.run_round(number, 0.1)
+
+    # the owner dies after round 4, and its newest checkpoint is of round 2
+    scene.begin_owner()
+    scene.owner.load_state(weights, state)
+    scene.owner.resume_rounds(2)
+    for number in range(3, 6):
+        scene.owner.run_round(number, 0.1)
+
+    assert torch.equal(scene.w, steady.w)
+
+
+def test_another_run_of_a_sites_directory_begins_without_the_controls_of_the_run_before(tmp_path):
+    fresh = Scene(tmp_path / "fresh", of_two_curves(2), local_steps=2, algorithm={"kind": "scaffold"})
+    scene = Scene(tmp_path / "twice", of_two_curves(2), local_steps=2, algorithm={"kind": "scaffold"})
+    for number in range(1, 4):
+        scene.owner.run_round(number, 0.1)
+
+    scene.terms = replace(scene.terms, run="run-2")
+    scene.begin_owner()
+
+    for number in range(1, 3):
+        fresh.owner.run_round(number, 0.1)
+        scene.owner.run_round(number, 0.1)
+    assert torch.equal(scene.w, fresh.w)
+
+
+def test_a_site_that_has_lost_its_control_trains_no_further_round(tmp_path):
+    scene = Scene(tmp_path, of_two_curves(2), local_steps=2, algorithm={"kind": "scaffold"})
+    scene.owner.run_round(1, 0.1)
+    shutil.rmtree(tmp_path / "site-0" / "controls")
+    scene.begin_site("site-0")
+
+    with pytest.raises(CheckpointError, match="the site's update of that round has counted"):
+        scene.owner.run_round(2, 0.1)
 
 
 def test_fedbuff_ends_a_round_with_the_first_updates_and_counts_a_late_one_for_less(tmp_path):
@@ -140,6 +192,25 @@ def test_fedbuff_ends_a_round_with_the_first_updates_and_counts_a_late_one_for_l
     # site 0 from 4 towards 8; site 2 still from 0 towards 2, a round behind
     assert record.shares["site-2"].behind == 1
     assert scene.w.item() == pytest.approx(4.0 + (2.0 + 1.0 / math.sqrt(2)) / 2)
+
+
+def test_fedbuff_has_a_late_update_that_was_let_in_after_the_owner_was_killed(tmp_path):
+    trainers = parabolas([8.0], [8.0], [2.0])
+    scene = Scene(tmp_path, trainers, algorithm={"kind": "fedbuff", "buffer": 2}, min_cohort=2)
+    scene.carrier.hung = {"site-2"}
+    scene.owner.run_round(1, 0.5)
+    scene.carrier.hung = {"site-0", "site-1"}
+    with pytest.raises(FailedRoundError, match="round 2: 1 updates"):
+        scene.owner.run_round(2, 0.5)
+
+    scene.begin_owner(scene.w)
+    scene.owner.resume_rounds(1)
+    scene.carrier.hung = {"site-1", "site-2"}
+    record = scene.owner.run_round(2, 0.5)
+
+    assert record.shares["site-2"].behind == 1
+    assert scene.w.item() == pytest.approx(4.0 + (2.0 + 1.0 / math.sqrt(2)) / 2)
+    assert scene.owner._counted == {"site-0": 2, "site-1": 1, "site-2": 1}
 
 
 def test_fedbuff_refuses_an_update_that_is_too_old(tmp_path):

@@ -89,6 +89,24 @@ def test_a_rule_looks_at_single_updates_that_the_owner_does_not_see(tmp_path):
     assert undefended.w.max() < 1 and (defended.w - mean_of(0, 1, 2, 3)).abs().max() < 1
 
 
+def test_in_each_round_other_sites_are_a_pair_and_the_same_ones_inside_an_enclave(tmp_path):
+    rule = {"aggregator": "trimmed_mean", "byzantine": 1, "before": ["bucketing"], "min_cohort": 9, "max_norm": 100.0}
+    trainers = [Parabola(torch.tensor([float(number**2), -float(number**3)])) for number in range(1, 10)]
+    plain = Scene(tmp_path / "plain", trainers, **rule)
+    sealed = scene_of(tmp_path / "sealed", trainers, **rule)
+
+    updates = []
+    for number in range(1, 7):
+        before = plain.w.clone()
+        plain.owner.run_round(number, 1e-4)
+        sealed.owner.run_round(number, 1e-4)
+        updates.append((plain.w - before).tolist())
+
+    # sites hardly move, so a round is told from another one by its pairs alone
+    assert len({round(update[0] * 1e4) for update in updates}) > 2
+    assert torch.equal(plain.w, sealed.w)
+
+
 def test_what_the_enclave_refuses_is_told_by_one_word_and_counts_nowhere(tmp_path):
     scene = scene_of(tmp_path)
     lying = scene.carrier.sites["site-4"].__self__

@@ -1,5 +1,8 @@
 """Of one update a site lets masks be taken off in the company of one set of sites: a second sum would tell of one."""
 
+import contextlib
+import resource
+
 import pytest
 import torch
 from rounds_scene import Scene, parabolas
@@ -146,3 +149,21 @@ def test_a_line_that_a_crash_has_cut_was_never_written_and_a_damaged_book_is_ref
         path.write_bytes(whole + damaged)
         with pytest.raises(RollbackError, match="line 2"):
             ReleasedSums(tmp_path)
+
+
+def test_on_a_full_disk_a_cut_line_goes_and_no_other(tmp_path):
+    log = ReleasedSums(tmp_path)
+    log.note_release("a" * 64, 1, ("north", "south", "west"))
+    path = tmp_path / "released-sums.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"model":')
+
+    bounds = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) // 2, bounds[1]))
+    try:
+        with contextlib.suppress(OSError):
+            ReleasedSums(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, bounds)
+
+    assert path.read_bytes() == whole

@@ -406,3 +406,15 @@ def test_the_owner_measures_how_long_each_site_took_whatever_it_claims(tmp_path)
     assert sorted(phases) == ["site-1", "site-2"]
     assert phases["site-2"] == {"train": record.answer_s["site-2"], "transfer": 0.0}
     assert 0 < record.answer_s["site-2"] < 1000
+
+
+@pytest.mark.parametrize("weight", [1e10, 1e30])
+def test_a_loss_beyond_what_a_reply_may_say_is_one_word_and_ends_no_site(tmp_path, weight):
+    scene = Scene(tmp_path, parabolas([1.0], [2.0], [3.0]), max_norm=1e29)
+    scene.owner.weights = {"w": torch.full((1,), weight)}
+
+    with pytest.raises(FailedRoundError, match=r"site-0 \(not_finite\)"):
+        scene.owner.run_round(1, 0.5)
+    scores = scene.owner.measure_at_sites()
+
+    assert scores.keys() == (set() if weight > 1e20 else set(scene.trainers))

@@ -11,6 +11,8 @@ from site_adversary import AdversaryScene, adopt, schedules
 from phalanx.errors import FailedRoundError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import CarriedReply, SentOrder
+from phalanx.federated.rounds.summing import bucket_sites
+from phalanx.security.crypto import digest_hex
 
 HONEST = [f"site-{number}" for number in range(4)]
 
@@ -123,6 +125,55 @@ def test_a_site_that_blames_another_one_shuts_it_out_in_no_cohort(tmp_path, site
         break
 
     assert scene.owner.excluded_sites == {}
+
+
+def bucket_scene(home, sites: int, byzantine: int) -> Scene:
+    trainers = [Parabola(torch.tensor([1.0, 1.0 + number / 10])) for number in range(sites)]
+    rule = {"aggregator": "median", "byzantine": byzantine}
+    return Scene(home, trainers, secure=True, min_cohort=3, max_norm=20.0, bucket=3, **rule)
+
+
+def answer_fault(scene: Scene, name: str, phase: str, culprit: str = "") -> None:
+    """Have a site answer one phase of every sum by a fault, which blames another site."""
+    honest = scene.carrier.sites[name]
+    scene.carrier.sites[name] = lambda order, payload: (
+        (m.SiteFault(ticket=order.ticket, reason="refused", culprit=culprit), b"")
+        if getattr(order, "phase", "") == phase
+        else honest(order, payload)
+    )
+
+
+def test_as_many_sites_as_may_lie_shut_nobody_out_of_whose_bucket_they_are_the_rest(tmp_path):
+    scene = bucket_scene(tmp_path, 15, 2)
+    model = digest_hex(scene.owner._weights_payload())
+    accused, *liars = bucket_sites(list(scene.trainers), 3, bytes.fromhex(model))[0]
+    for liar in liars:
+        answer_fault(scene, liar, "mask", accused)
+
+    with pytest.raises(FailedRoundError, match="4 buckets: median tolerates at most 1"):
+        scene.owner.run_round(1, 1.0)
+
+    assert scene.owner.excluded_sites == {}
+
+
+@pytest.mark.parametrize("phase", ["join", "mask", "release"])
+def test_a_rule_over_buckets_goes_on_without_the_bucket_that_a_site_has_left(tmp_path, phase):
+    scene = bucket_scene(tmp_path, 12, 1)
+    answer_fault(scene, "site-11", phase)
+
+    record = scene.owner.run_round(1, 1.0)
+
+    assert len(record.shares) == 9 and "site-11" not in record.shares and not record.lost
+    assert 0.9 < scene.w[0] < 1.1
+
+
+def test_a_bucket_that_a_site_has_left_does_not_count_as_the_one_of_a_liar(tmp_path):
+    # of two buckets that are left, the rule stands no liar
+    scene = bucket_scene(tmp_path, 9, 1)
+    answer_fault(scene, "site-8", "mask")
+
+    with pytest.raises(FailedRoundError, match="2 buckets: median tolerates at most 0 spoiled buckets, but 1 sites"):
+        scene.owner.run_round(1, 1.0)
 
 
 def test_a_rule_over_buckets_goes_on_without_the_bucket_that_was_spoiled(tmp_path):

@@ -90,6 +90,22 @@ def test_a_client_with_a_larger_held_out_loss_does_not_count_until_a_measurement
     assert dict(found.excluded_clients) == {"west": "held_out_loss"}
 
 
+@pytest.mark.parametrize("texts", [None, (0.0, 0)])
+def test_a_client_that_has_nothing_measured_is_cleared_by_no_measurement(texts):
+    judged = standings(held_out_factor=1.5)
+    for client, loss in (("north", 1.0), ("south", 1.0), ("west", 9.0)):
+        judged.note_measurement(client, loss, 1)
+    judged.judge_measurements(4)
+
+    for client in ("north", "south"):
+        judged.note_measurement(client, 1.0, 1)
+    if texts is not None:
+        judged.note_measurement("west", *texts)
+    judged.judge_measurements(8)
+
+    assert [client for client in CLIENTS if judged.is_counted(client)] == ["north", "south"]
+
+
 def test_a_measurement_counts_without_clients_that_are_shut_out_or_whose_loss_would_be_refused():
     found = standings(held_out_factor=1.5, max_norm=1.0, patience=1)
     found.note_measurement("north", 2.0, 2)

@@ -11,6 +11,7 @@ from phalanx.config import digest_config, dump_toml
 from phalanx.errors import ConfigError
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
+from phalanx.split.admission.config import ClientAdmissionConfig
 from phalanx.split.check import check_split
 from phalanx.split.masked import MaskedConfig
 from phalanx.transport import TransportConfig
@@ -31,6 +32,15 @@ from phalanx.transport import TransportConfig
         (
             {"allow_insecure_sim": True, "clients": 2, "release": ReleasePolicy(min_clients=3, clip_norm=1.0)},
             ["min_clients = 3", "clients = 2", "lower it"],
+        ),
+        (
+            {
+                "allow_insecure_sim": True,
+                "clients": 5,
+                "release": ReleasePolicy(min_clients=3, clip_norm=1.0),
+                "admission": ClientAdmissionConfig(rule="krum", byzantine=1),
+            },
+            ['"krum"', "one client", '"multi_krum"'],
         ),
         (
             {"allow_insecure_sim": True, "transport": TransportConfig(bind="0.0.0.0")},

@@ -1,15 +1,18 @@
 """A site's own chats and pairs: its file names them, its share is all of them, and nobody else computes with them."""
 
 import json
+import tomllib
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from phalanx.errors import ConfigError
+from phalanx.federated.algorithms import PlainRule
 from phalanx.models import open_model
 from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.train.batches.site_data import SharedTexts
-from phalanx.train.sessions.site_file import read_site
+from phalanx.train.parties.site_process import _open_site
+from phalanx.train.sessions.site_file import read_site, terms_of
 from tiny_run_file import tiny_run_file
 
 SECTION = (
@@ -86,6 +89,32 @@ def test_a_site_trains_on_its_own_records_and_on_all_of_them(place, tmp_path, ki
     assert texts[0].digest != texts[1].digest
     # a share is a third, and own files are whole
     assert texts[0].num_sequences > 2 * texts[1].num_sequences
+
+
+def test_a_further_run_from_a_sites_directory_neither_reads_nor_removes_the_personal_weights_of_the_first(
+    place, tmp_path
+):
+    path, run_file = place("conversations", "conversations"), tmp_path / "run.toml"
+    personal = run_file.read_text().replace('pki = "p"\n', 'pki = "p"\npersonal = ["*ln_f*"]\n')
+    steps = tomllib.loads(personal)["train"]["steps"]
+
+    def train_rounds(text, numbers):
+        run_file.write_text(text)
+        file, run, identity = read_site(path)
+        terms = terms_of(run, identity, tmp_path / "keys")
+        with _open_site(file, run, identity, terms, lambda line: None) as site:
+            start = site._trainer._model.copy_weights()
+            return [site._trainer.train_round(number, start, 0.1, PlainRule(None, start)).loss for number in numbers]
+
+    train_rounds(personal, (1, 2, 3))
+    kept = {file: file.read_bytes() for file in (tmp_path / "keys" / "north" / "state").rglob("round-*.safetensors")}
+    further = personal.replace(f"steps = {steps}", f"steps = {steps + 1}")
+    losses = train_rounds(further, (3,))
+
+    # as at a site that has taken part in no other run, which was asked first in its third round
+    assert kept and all(file.read_bytes() == data for file, data in kept.items())
+    (tmp_path / "keys" / "north" / "state").rename(tmp_path / "elsewhere")
+    assert losses == train_rounds(further, (3,))
 
 
 def test_the_reference_of_pairs_is_at_the_site_that_has_them(place, tmp_path):

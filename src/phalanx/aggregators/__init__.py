@@ -35,7 +35,7 @@ PRE_STEPS: dict[str, PreStep] = {"nnm": nearest_neighbour_mixing, "bucketing": b
 
 
 def aggregate_updates(
-    updates: Tensor, rule: str, byzantine: int, before: tuple[str, ...] = (), chance: torch.Generator | None = None
+    updates: Tensor, rule: str, byzantine: int, before: tuple[str, ...] = (), seed: int = 0
 ) -> Tensor:
     """Return one update of many.
 
@@ -44,12 +44,20 @@ def aggregate_updates(
         rule: Name in `AGGREGATORS`.
         byzantine: Number of clients that may lie.
         before: Names in `PRE_STEPS`, in order.
-        chance: Generator for steps that draw; a fixed seed if None.
+        seed: Decides the draws of steps; another one in each round, or a liar meets the same clients in all of them.
     """
     unknown = [name for name in (rule, *before) if name not in (AGGREGATORS if name == rule else PRE_STEPS)]
     if unknown:
         raise ConfigError(f"aggregator: found {unknown[0]!r}; choices: {', '.join((*AGGREGATORS, *PRE_STEPS))}")
-    chance = chance or torch.Generator().manual_seed(0)
+    chance = torch.Generator().manual_seed(seed)
     for name in before:
         updates, byzantine = PRE_STEPS[name](updates, byzantine, chance)
     return AGGREGATORS[rule](updates, byzantine)
+
+
+def check_rule(clients: int, rule: str, byzantine: int, before: tuple[str, ...]) -> None:
+    """Return where a rule, after these steps, stands so many liars of so many clients."""
+    updates = torch.zeros(clients, 1)
+    for name in before:
+        updates, byzantine = PRE_STEPS[name](updates, byzantine, torch.Generator())
+    AGGREGATORS[rule].check_byzantine(len(updates), byzantine)

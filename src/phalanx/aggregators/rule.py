@@ -59,14 +59,18 @@ class Aggregator:
         """Aggregate after a look at whether the rule can do so."""
         if updates.ndim != 2 or not len(updates) or not updates.is_floating_point():
             raise ConfigError(f"updates: {updates.dtype}{list(updates.shape)}, expected a float matrix, a row a client")
-        if not 0 <= byzantine <= (max_byzantine := self.max_byzantine(len(updates))):
-            raise ConfigError(
-                f"byzantine = {byzantine} of {len(updates)} clients: this rule stands {max_byzantine} at most; "
-                "lower it, ask more clients, or choose another rule"
-            )
+        self.check_byzantine(len(updates), byzantine)
         if not torch.isfinite(updates).all():
             raise ConfigError("updates: one holds NaN or infinity; admission must refuse it before any statistics")
         return self.rule(updates, byzantine)
+
+    def check_byzantine(self, clients: int, byzantine: int) -> None:
+        """Return where the rule stands so many liars of so many clients."""
+        if not 0 <= byzantine <= (max_byzantine := self.max_byzantine(clients)):
+            raise ConfigError(
+                f"byzantine = {byzantine} of {clients} clients: this rule stands {max_byzantine} at most; "
+                "lower it, ask more clients, or choose another rule"
+            )
 
 
 def below_half(clients: int) -> int:

@@ -164,6 +164,10 @@ class UpdateAdmission:
         for header in headers:
             self._enter_update(self._read_header(header))
 
+    def read_round(self, header: bytes) -> int:
+        """Return the round that an update was trained in, by its signed header."""
+        return self._read_header(header).round
+
     @property
     def excluded_sites(self) -> dict[str, str]:
         """The sites that are let in no more, with the reasons."""

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -105,16 +106,27 @@ def personal_names(trained: Iterable[str], patterns: Sequence[str]) -> frozenset
     return personal
 
 
-class PersonalWeights:
-    """The personal weights of one site, a file for each of the latest rounds that it has trained.
+class RoundWeights:
+    """Weights that stay at one site, a file for each of the latest rounds that it has trained.
 
     Guarantees:
-        A round that is trained again begins with the same weights: the latest of the rounds before it.
+        A round that is trained again begins with the same weights as before: later rounds change no earlier file.
     """
 
-    def __init__(self, directory: Path, first: Mapping[str, object]) -> None:
-        self._directory, self._names = directory, frozenset(first)
+    def __init__(self, directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._directory, self._shapes = directory, dict(shapes)
         directory.mkdir(parents=True, exist_ok=True)
+
+    def load_counted(self, number: int) -> Named:
+        """Return them as a round has left them in which the site's update has counted; zeros before the first."""
+        if not number:
+            return {name: torch.zeros(shape) for name, shape in self._shapes.items()}
+        if number not in self._stored_rounds():
+            raise CheckpointError(
+                f"{self._round_path(number)}: missing, and the site's update of that round has counted; put its "
+                "directory back, or begin the run again"
+            )
+        return self._read_round(number)
 
     def load_before(self, number: int) -> Named | None:
         """Return them as they were before a round; None where the site has trained no earlier one."""
@@ -149,6 +161,6 @@ class PersonalWeights:
             raise CheckpointError(
                 f"{self._round_path(number)}: cannot be read; remove it to use the round before"
             ) from exc
-        if frozenset(shapes_of(weights)) != self._names:
-            raise CheckpointError(f"{self._round_path(number)}: has other weights than federated.personal")
+        if shapes_of(weights) != dict(sorted(self._shapes.items())):
+            raise CheckpointError(f"{self._round_path(number)}: has other weights than this run; begin the run again")
         return weights

@@ -15,7 +15,7 @@ from phalanx.data import IGNORE, Batch, BatchLoader, without_attention
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError, NonFiniteLossError
 from phalanx.federated.algorithms import LocalRule, Named
-from phalanx.federated.local import LocalUpdate, PersonalWeights, SiteScores, SpentRows, personal_names
+from phalanx.federated.local import LocalUpdate, RoundWeights, SiteScores, SpentRows, personal_names
 from phalanx.federated.vectors import shapes_of
 from phalanx.models import (
     AttentionKind,
@@ -318,7 +318,8 @@ class SiteTrainer:
         if model.personal and directory is None:
             raise ConfigError("federated.personal: the site has no directory for its personal weights")
         self._first = {name: parameter.detach().clone() for name, parameter in model.personal.items()}
-        self._kept = PersonalWeights(directory / "personal", self._first) if directory and model.personal else None
+        shapes = shapes_of(self._first)
+        self._kept = RoundWeights(directory / "personal", shapes) if directory and model.personal else None
 
     def trained_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """As `LocalTrainer` says."""

@@ -128,6 +128,11 @@ class SplitConfig(StrictModel):
                 f"release.min_clients = {self.release.min_clients}: more than clients = {self.clients}, so nothing "
                 "could be released; lower it, or remove [split.release]"
             )
+        if self.release is not None and self.admission is not None and self.admission.rule == "krum":
+            raise ValueError(
+                'admission.rule = "krum" learns from one client in each step, so what is released could be one '
+                'client\'s alone; take "multi_krum", or remove [split.release]'
+            )
         return self
 
     def _check_remote(self) -> None:

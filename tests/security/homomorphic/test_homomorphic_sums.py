@@ -1,12 +1,17 @@
 """Homomorphic sums: exact, opened by the right key alone, and refused where anything is not as agreed."""
 
+import json
+import struct
+
 import numpy as np
 import pytest
 
+from phalanx.config import canonical_json
 from phalanx.errors import AggregationError
 from phalanx.security.homomorphic import (
     HomomorphicTerms,
     SumKey,
+    check_part,
     decrypt_sum,
     encrypt_values,
     new_key,
@@ -120,6 +125,47 @@ def test_malformed_ciphertexts_are_refused(key, parts, spoil):
 
     with pytest.raises(AggregationError):
         decrypt_sum(key, terms, sum_ciphertexts(key.public, terms, spoiled))
+
+
+def with_first_block(part, change):
+    """A part of which the first ciphertext has another form."""
+    start = 4 + int.from_bytes(part[:4], "big")
+    header = json.loads(part[4:start])
+    first = change(part[start : start + header["sizes"][0]])
+    rest, header["sizes"][0] = part[start + header["sizes"][0] :], len(first)
+    text = canonical_json(header)
+    return len(text).to_bytes(4, "big") + text + first + rest
+
+
+def as_ntt(block):
+    zstandard = pytest.importorskip("zstandard", reason="SEAL compresses by it")
+    raw = bytearray(zstandard.ZstdDecompressor().decompressobj().decompress(block[8 + 16 :]))
+    # behind the digest of the parameters
+    raw[32] = 1
+    size = 16 + len(raw)
+    varint = bytes((size & 127 | 128, size >> 7 & 127 | 128, size >> 14))
+    # not compressed
+    return block[:5] + varint + struct.pack("<HBBBBHQ", 0xA15E, 16, 4, 3, 0, 0, size) + bytes(raw)
+
+
+FORMS = {
+    "no ciphertext": lambda block: block[:4],
+    "two ciphertexts": lambda block: block + block[4:],
+    "two halves": lambda block: b"\n\x04\x80\x10\x80\x10" + block[4:],
+    "slots that wrap around": lambda block: block + b"\n\x06\xff\xff\xff\xff\x0f\x01",
+    "ntt form": as_ntt,
+    "nothing": lambda block: block[:1],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_vector_that_is_not_one_ciphertext_is_refused_before_it_is_added(key, parts, form):
+    # TenSEAL adds as many ciphertexts as the other vector has, and reads them from memory that is not there
+    forged = with_first_block(parts["a"], FORMS[form])
+
+    check_part(key.public, terms_of(key), "a", parts["a"])
+    with pytest.raises(AggregationError, match="ciphertext: "):
+        check_part(key.public, terms_of(key), "a", forged)
 
 
 @pytest.mark.parametrize("changed", [{"clients": ("b", "a", "c")}, {"minimum": 2}, {"clip": 0.0}, {"length": 0}])

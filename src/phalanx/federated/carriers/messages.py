@@ -9,7 +9,8 @@ from phalanx.transport import Body, bodies_by_kind
 Round = Annotated[int, Field(ge=1, lt=2**53)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
-Loss = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+MAX_LOSS = 1e9
+Loss = Annotated[float, Field(ge=-MAX_LOSS, le=MAX_LOSS, allow_inf_nan=False)]
 SumPhaseName = Literal[
     "join", "share", "mask", "consent", "release", "key", "encrypt", "check", "open", "attest", "seal"
 ]

@@ -18,7 +18,7 @@ from phalanx.federated.enclave.channel import SEAL, binding_of, bound_terms
 from phalanx.federated.mixing import min_mixed
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.sealing import SealedPlace, unseal_bytes
-from phalanx.federated.vectors import Shapes, flatten_tensors
+from phalanx.federated.vectors import Shapes, flatten_tensors, seed_of
 from phalanx.security.aggregate import MIN_CONTRIBUTORS, SumRefusal
 from phalanx.security.crypto import HybridSealKey
 from phalanx.security.seal import BlobPlace, BlobSealer, MonotonicCounter
@@ -178,11 +178,11 @@ class EnclaveAggregator:
             raise AggregationError(
                 SumRefusal.TOO_FEW, f"aggregator: {len(vectors)} updates, expected {least} at least; {refused or ''}"
             )
-        update = self._apply_rule(torch.stack(list(vectors.values())), torch.tensor(list(samples.values())))
+        update = self._apply_rule(model, torch.stack(list(vectors.values())), torch.tensor(list(samples.values())))
         self._state.note_members(model, number, tuple(vectors))
         return RoundOutcome(tuple(vectors), refused, update)
 
-    def _apply_rule(self, vectors: Tensor, samples: Tensor) -> Tensor:
+    def _apply_rule(self, model: str, vectors: Tensor, samples: Tensor) -> Tensor:
         config = self._terms.config
         mixed = min_mixed(config.aggregator, config.byzantine, config.before, len(vectors))
         if mixed < MIN_CONTRIBUTORS:
@@ -192,7 +192,7 @@ class EnclaveAggregator:
         if config.aggregator == "mean":
             return samples / samples.sum() @ vectors
         try:
-            return aggregate_updates(vectors, config.aggregator, config.byzantine, config.before)
+            return aggregate_updates(vectors, config.aggregator, config.byzantine, config.before, seed_of(model))
         except ConfigError as exc:
             raise AggregationError(SumRefusal.TOO_FEW, f"aggregator: {exc}") from exc
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from phalanx.aggregators import aggregate_updates
+from phalanx.aggregators import aggregate_updates, check_rule
 from phalanx.errors import AggregationError, ConfigError, FailedRoundError, UpdateRefusedError
 from phalanx.federated.admission import PROVEN, DueUpdates, UpdateAdmission
 from phalanx.federated.algorithms import ALGORITHMS, CONTROL, Named, staleness_weight
@@ -30,6 +30,7 @@ from phalanx.federated.vectors import (
     mean_of_products,
     norm_of,
     num_values,
+    seed_of,
     shapes_of,
     unflatten_vector,
 )
@@ -113,6 +114,9 @@ class RoundCoordinator:
         self._config, self._budget = terms.config, budget
         if (budget is None) is not (terms.config.privacy is None):
             raise ConfigError("federated.privacy: sums with noise need a budget, sums without noise must have none")
+        # before any site has trained
+        num_updates = self._config.num_asked // (self._config.bucket or 1)
+        check_rule(num_updates, self._config.aggregator, self._config.byzantine, self._config.before)
         self._shapes = shapes_of(weights)
         self._server = ALGORITHMS[self._config.algorithm.kind].server(self._config.algorithm, num_values(self._shapes))
         has_controls = self._config.algorithm.kind == "scaffold"
@@ -253,13 +257,14 @@ class RoundCoordinator:
         updates = self._held[1]
         for site, (header, values) in recalled.items():
             try:
-                admitted = self._admission.admit_update(site, header, values, self._due_updates(number))
+                trained_in = self._admission.read_round(header)
+                admitted = self._admission.admit_update(site, header, values, self._due_updates(trained_in))
             except UpdateRefusedError:
                 # of a site that was shut out after it was let in
                 continue
             # what a site had said beside its update is not kept
-            share = SiteShare(0.0, 0, admitted.samples, admitted.norm, 1.0, 0.0)
-            updates[site] = HeldUpdate(number, header, flatten_tensors(admitted.tensors), share)
+            share = SiteShare(0.0, 0, admitted.samples, admitted.norm, 1.0, 0.0, behind=number - trained_in)
+            updates[site] = HeldUpdate(trained_in, header, flatten_tensors(admitted.tensors), share)
         return updates
 
     def _draw_cohort(self, number: int, num_held: int) -> tuple[str, ...]:
@@ -373,7 +378,7 @@ class RoundCoordinator:
                     update = self._sums.make_update(record, model, self._exclude_site)
             else:
                 with self.timer.time_phase("aggregate"):
-                    update = self._update_of(record, held)
+                    update = self._update_of(record, held, model)
         except (AggregationError, ConfigError) as exc:
             # too few sites are left for a sum, or for a rule that stands those that may lie
             members = {
@@ -388,11 +393,11 @@ class RoundCoordinator:
         self._lost.in_a_row = 0
         return update
 
-    def _update_of(self, record: RoundRecord, held: Mapping[str, HeldUpdate]) -> Tensor:
+    def _update_of(self, record: RoundRecord, held: Mapping[str, HeldUpdate], model: str) -> Tensor:
         config, sites = self._config, sorted(held)
         vectors = torch.stack([held[site].vector for site in sites])
         if config.aggregator != "mean":
-            update = aggregate_updates(vectors, config.aggregator, config.byzantine, config.before)
+            update = aggregate_updates(vectors, config.aggregator, config.byzantine, config.before, seed_of(model))
             self._records.note_distances(distances_to(update, dict(zip(sites, vectors, strict=True))))
             for site in sites:
                 record.shares[site].far_rounds = self._records.far_rounds[site]

@@ -22,9 +22,11 @@ def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """
     if not path.exists():
         return
-    complete, _, cut = path.read_bytes().rpartition(b"\n")
+    data = path.read_bytes()
+    complete, _, cut = data.rpartition(b"\n")
     if cut:
-        path.write_bytes(complete + b"\n" if complete else b"")
+        # in place: a crash or a full disk must not cost the lines before it
+        os.truncate(path, len(data) - len(cut))
     yield from enumerate(complete.splitlines(), 1)
 
 

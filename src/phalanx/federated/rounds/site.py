@@ -8,17 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save, save_file
+from safetensors.torch import load, save
 
-from phalanx.errors import AggregationError, CheckpointError, FailedBatchError, FrameError, PrivacyBudgetError
+from phalanx.errors import AggregationError, FailedBatchError, FrameError, PrivacyBudgetError
 from phalanx.federated.admission import UpdateHeader, sign_update
 from phalanx.federated.algorithms import ALGORITHMS, CONTROL, ControlRule, LocalRule, Named, next_control
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload
 from phalanx.federated.enclave.aggregator import join_update
 from phalanx.federated.enclave.channel import SEAL, AggregatorAppraisal, bound_terms
-from phalanx.federated.local import LocalTrainer, LocalUpdate, SiteScores
+from phalanx.federated.local import LocalTrainer, LocalUpdate, RoundWeights, SiteScores
 from phalanx.federated.rounds.keepers import KeeperSumSite
 from phalanx.federated.rounds.released import ReleasedSums, UpdateLog
 from phalanx.federated.rounds.terms import RunTerms, SiteBudget
@@ -68,7 +67,6 @@ class SealingSite:
         return seal_bytes(place, public, join_update(sign_update(header, self._identity), data))
 
 
-_CONTROLS = "controls.safetensors"
 Answer = tuple[m.SiteReply, Payload]
 
 
@@ -86,7 +84,7 @@ class Site:
     """One site of a run, whatever carries its messages.
 
     Args:
-        directory: Keeps control variates, for an algorithm that has them, and logs of sums.
+        directory: Keeps the control variate of each round, for an algorithm that has them, and logs of sums.
         tell: Takes lines for the people of this site, about its own rounds; none of them leaves it.
 
     Guarantees:
@@ -110,7 +108,9 @@ class Site:
         self._tell = tell
         self._identity, self._terms, self._trainer, self._rounds = identity, terms, trainer, rounds
         self._shapes: Shapes = trainer.trained_shapes()
-        self._controls = _Controls(directory, self._shapes)
+        has_controls = terms.config.algorithm.kind == "scaffold"
+        # by run: a site may take part in several from one directory
+        self._controls = RoundWeights(directory / "controls" / terms.run, self._shapes) if has_controls else None
         privacy, noisy = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
         self._budget = None if privacy is None or noisy is None else SiteBudget(directory, noisy, privacy)
         # beside noise each sum is paid for, whoever is in it
@@ -131,11 +131,7 @@ class Site:
             if isinstance(order, m.SumOrder):
                 return self._take_phase(order, payload)
             if isinstance(order, m.MeasureOrder) and self._budget is None:
-                scores = self._trainer.measure_weights(self._exchanged_weights(payload))
-                self._tell(_describe_measurement(scores))
-                return m.MeasuredReply(
-                    ticket=order.ticket, loss=scores.loss, num_targets=scores.num_targets, classes=scores.classes
-                ), b""
+                return self._measure_weights(order, payload), b""
             reason: m.FaultReason = "failed"
         except FailedBatchError as exc:
             reason, message = "not_finite", str(exc)
@@ -151,12 +147,20 @@ class Site:
             self._tell(f"{self._round_label(number) if number else 'an order'}: not done: {message}")
         return m.SiteFault(ticket=order.ticket, reason=reason, culprit=culprit), b""
 
+    def _measure_weights(self, order: m.MeasureOrder, payload: Payload) -> m.MeasuredReply:
+        scores = self._trainer.measure_weights(self._exchanged_weights(payload))
+        if not 0.0 <= scores.loss < math.inf:
+            raise FailedBatchError(f"held-out loss {scores.loss}; lower the learning rate")
+        self._tell(_describe_measurement(scores))
+        return m.MeasuredReply(
+            ticket=order.ticket, loss=scores.loss, num_targets=scores.num_targets, classes=scores.classes
+        )
+
     def _train_round(self, order: m.TrainOrder, payload: Payload) -> Answer:
         if digest_hex(payload) != order.model:
             raise FrameError("weights: differ from the digest")
         trained = self._trained
         if trained is None or (trained.round, trained.model) != (order.round, order.model):
-            self._controls.settle_next(order.counted)
             trained = self._trained = self._train_anew(order, payload)
         reply = trained.reply.model_copy(update={"ticket": order.ticket})
         if self._terms.config.secure:
@@ -178,7 +182,7 @@ class Site:
         start = {name: tensor for name, tensor in sent.items() if not name.startswith(CONTROL)}
         rule = ALGORITHMS[config.algorithm.kind].local(config.algorithm, start)
         of_all = {name.removeprefix(CONTROL): tensor for name, tensor in sent.items() if name.startswith(CONTROL)}
-        own_control = self._controls.own
+        own_control = {} if self._controls is None else self._controls.load_counted(order.counted)
         if isinstance(rule, ControlRule):
             rule.with_controls(of_all, own_control)
         update = self._local_update(order, start, rule)
@@ -189,8 +193,8 @@ class Site:
         norm = norm_of(values)
         scaled = min(1.0, config.max_norm / max(norm, 1e-30))
         values = {name: (tensor * scaled if scaled < 1.0 else tensor).contiguous() for name, tensor in values.items()}
-        if isinstance(rule, ControlRule):
-            self._controls.store_next(
+        if self._controls is not None:
+            self._controls.save_round(
                 order.round, {name: own_control[name] + values[CONTROL + name] for name in own_control}
             )
         samples = min(update.samples, config.max_samples) if config.weights == "samples" else 1
@@ -231,10 +235,15 @@ class Site:
             if self._budget is None:
                 raise
         else:
-            if math.isfinite(norm_of(update.delta)):
+            # beside noise no loss is told
+            loss = 0.0 if update.loss is None or self._budget is not None else update.loss
+            if math.isfinite(norm_of(update.delta)) and abs(loss) <= m.MAX_LOSS:
                 return update
             if self._budget is None:
-                raise FailedBatchError("update: holds NaN or infinity; lower the learning rate")
+                raise FailedBatchError(
+                    f"update: holds NaN or infinity, or its loss of {update.loss} is beyond {m.MAX_LOSS:g}; lower the "
+                    "learning rate"
+                )
         return LocalUpdate({name: torch.zeros_like(tensor) for name, tensor in start.items()}, 1, 0.0, 1, 1)
 
     def _take_phase(self, order: m.SumOrder, payload: Payload) -> Answer:
@@ -325,45 +334,3 @@ def _describe_measurement(scores: SiteScores) -> str:
     right = sum(one[2] for one in scores.classes)
     accuracy = f"  accuracy {right / scores.num_targets:.3f}" if scores.classes else ""
     return f"measured on its held-out rows: loss {scores.loss / scores.num_targets:.4f}{accuracy}"
-
-
-class _Controls:
-    """A site's control variate, zero at first, and the next one, which holds once its update has counted.
-
-    Both outlive the site's process: the owner's variate has counted this one's movement.
-    """
-
-    def __init__(self, directory: Path, shapes: Shapes) -> None:
-        self._shapes, self._path, self._next = shapes, directory / _CONTROLS, directory / f"next-{_CONTROLS}"
-        stored = self._read_control(self._path)
-        self.own: Named = {name: torch.zeros(shape) for name, shape in shapes.items()} if stored is None else stored[1]
-
-    def store_next(self, number: int, controls: Named) -> None:
-        """Store the next variate, for the case that the update of a round counts."""
-        beside = self._next.with_suffix(".tmp")
-        save_file(controls, beside, {"round": str(number)})
-        beside.replace(self._next)
-
-    def settle_next(self, counted: int) -> None:
-        """Take the variate that belongs to the last round which has counted, or forget one that did not."""
-        stored = self._read_control(self._next)
-        if stored is None:
-            return
-        if stored[0] == counted:
-            self.own = stored[1]
-            self._next.replace(self._path)
-        else:
-            self._next.unlink()
-
-    def _read_control(self, path: Path) -> tuple[int, Named] | None:
-        if not path.exists():
-            return None
-        try:
-            with safe_open(path, "pt") as file:
-                number = int((file.metadata() or {})["round"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-        except (SafetensorError, OSError, KeyError, ValueError) as exc:
-            raise CheckpointError(f"{path}: is not a control variate of this site; begin the run again") from exc
-        if shapes_of(tensors) != dict(sorted(self._shapes.items())):
-            raise CheckpointError(f"{path}: has other tensors than this run trains; begin the run again")
-        return number, tensors

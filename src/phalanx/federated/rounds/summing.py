@@ -20,6 +20,7 @@ from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import ReleasedSum, RoundJournal, RoundRecord
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.rounds.walk import Exclude, SumWalk
+from phalanx.federated.vectors import seed_of
 from phalanx.security.aggregate import MIN_CONTRIBUTORS, CohortMember, SumRefusal, SumResult, SumServer, SumTerms
 from phalanx.security.crypto import Identity
 
@@ -39,13 +40,17 @@ def bucket_sites(sites: Sequence[str], size: int, chance: bytes) -> list[tuple[s
     return [tuple(sorted(order[number::count])) for number in range(count)]
 
 
-def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) -> Tensor:
+def robust_over_buckets(
+    sums: Sequence[SumResult], rule: str, byzantine: int, before: tuple[str, ...] = (), seed: int = 0
+) -> Tensor:
     """Apply a robust rule to the buckets' means.
 
     Args:
         sums: One sum per bucket, ``[buckets]``.
         rule: Name in `AGGREGATORS`.
         byzantine: Sites that may lie, each of which spoils one bucket at most.
+        before: Names in `PRE_STEPS`, in order.
+        seed: Decides the draws of these steps.
     """
     max_byzantine = AGGREGATORS[rule].max_byzantine(len(sums))
     if byzantine > max_byzantine:
@@ -53,11 +58,11 @@ def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) ->
             f"{len(sums)} buckets: {rule} tolerates at most {max_byzantine} spoiled buckets, but {byzantine} "
             "sites may lie; make smaller buckets, or ask more sites"
         )
-    return aggregate_updates(torch.stack([torch.from_numpy(bucket.mean_values()) for bucket in sums]), rule, byzantine)
+    means = torch.stack([torch.from_numpy(bucket.mean_values()) for bucket in sums])
+    return aggregate_updates(means, rule, byzantine, before, seed)
 
 
 _SPOILED = (SumRefusal.BAD_INPUT, SumRefusal.BAD_SHARE)
-_MIN_ACCUSERS = 2
 
 
 class SumMaker:
@@ -88,17 +93,20 @@ class SumMaker:
             try:
                 sums.append(self._run_sum(record, model, bucket, exclude))
             except AggregationError as exc:
-                if not has_rule or exc.reason not in _SPOILED:
+                if not has_rule or exc.reason not in (*_SPOILED, SumRefusal.TOO_FEW):
                     raise
-                # one of its sites has lied, and can spoil no other bucket
-                spoiled += 1
-                record.left_out |= dict.fromkeys(bucket.members, "its sum was spoiled")
+                # sites that left it may be honest, and as many liars in the other buckets as before
+                if exc.reason in _SPOILED:
+                    # one of its sites has lied, and can spoil no other bucket
+                    spoiled += 1
+                    record.left_out |= dict.fromkeys(bucket.members, "its sum was spoiled")
         contributors = {name for summed in sums for name in summed.contributors}
         for site in [site for site in record.shares if site not in contributors]:
             del record.shares[site]
             record.left_out.setdefault(site, "left the sum")
         if has_rule:
-            return robust_over_buckets(sums, config.aggregator, max(0, config.byzantine - spoiled))
+            byzantine = max(0, config.byzantine - spoiled)
+            return robust_over_buckets(sums, config.aggregator, byzantine, config.before, seed_of(model))
         weight = sum(summed.weight for summed in sums)
         return torch.from_numpy(
             np.sum([summed.mean_values() * np.float32(summed.weight / weight) for summed in sums], axis=0)
@@ -180,8 +188,8 @@ class SumMaker:
             raise
         finally:
             for site, accusers in walk.accusers.items():
-                # one of so many is honest, and an honest site refuses what another one has signed only if it is wrong
-                if site in terms.client_names and len(accusers) >= max(_MIN_ACCUSERS, 1 + terms.max_colluding):
+                # one of more than may lie is honest, and refuses what another one has signed only if it is wrong
+                if site in terms.client_names and len(accusers) > max(1, terms.max_colluding, config.byzantine):
                     exclude(site, f"spoiled a sum: {len(accusers)} sites refused what it had signed for them")
         for site, what in result.liars.items():
             exclude(site, f"spoiled a sum: {what}")

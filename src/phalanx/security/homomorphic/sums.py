@@ -24,6 +24,8 @@ _SLOTS = RING - 1
 _MAX_CLIENTS = 100
 _MAX_HEADER, _MAX_BLOCK = 2**16, 2**18
 _LENGTH_BYTES, _LONGEST_SIZE = 4, 8
+_VECTOR_HEAD = b"\n\x02\x80\x20\x12"
+"""Begins TenSEAL's message of one ciphertext with `RING` slots; its size in 3 bytes follows, and then it alone."""
 
 
 @dataclass(frozen=True)
@@ -203,13 +205,16 @@ def _check_names(terms: HomomorphicTerms, names: Sequence[str]) -> None:
 
 
 def _load_vector(context: Any, block: bytes) -> Any:
+    """Read a ciphertext in its one form; TenSEAL adds others from memory that is not theirs, or not at all."""
+    size = max(0, len(block) - len(_VECTOR_HEAD) - 3)
+    head = _VECTOR_HEAD + bytes((size & 127 | 128, size >> 7 & 127 | 128, size >> 14))
     try:
-        vector = load_tenseal().bfv_vector_from(context, block)
-        size = vector.size()
+        vector = load_tenseal().bfv_vector_from(context, block) if block.startswith(head) else None
+        is_ours = vector is not None and not vector.ciphertext()[0].is_ntt_form()
     except (ValueError, RuntimeError, TypeError) as exc:
         raise AggregationError(SumRefusal.MALFORMED, "ciphertext: cannot be read with this key") from exc
-    if size != RING:
-        raise AggregationError(SumRefusal.MALFORMED, f"ciphertext: {size} slots, expected {RING}")
+    if not is_ours:
+        raise AggregationError(SumRefusal.MALFORMED, f"ciphertext: is not one of {RING} slots in TenSEAL's form")
     return vector
 
 

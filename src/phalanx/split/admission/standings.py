@@ -118,7 +118,8 @@ class ClientStandings:
         self._measured.clear()
         if self._config.held_out_factor is None or not compared:
             return
-        self._suspended.clear()
+        # a client that has nothing measured is cleared by nothing
+        self._suspended -= compared.keys()
         if len(compared) < _FEWEST_COMPARED:
             return
         bound = self._loss_bound(compared)

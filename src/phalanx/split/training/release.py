@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import CheckpointError, ReleaseRefusedError
+from phalanx.security.privacy import SEED_BYTES, SecureStream
 from phalanx.security.seal import PermittedRelease, ReleaseGate, ReleasePolicy, ReleaseRefusal, ReleaseRequest
 
 _BASE = "released/"
@@ -79,13 +80,6 @@ def total_norm(tensors: Iterable[Tensor]) -> float:
 
 
 def standard_normals(shape: torch.Size) -> Tensor:
-    """Standard normal numbers, float64, from the operating system's generator: no seed brings them back.
-
-    Source: Box and Muller 1958.
-    """
-    count = math.prod(shape)
-    raw = torch.frombuffer(bytearray(secrets.token_bytes(16 * count) or b"\0" * 16), dtype=torch.int64)[: 2 * count]
-    # 53 bits each, never 0: its logarithm is taken
-    uniform = ((raw >> 11 & (2**53 - 1)).double() + 0.5) / 2**53
-    radius = torch.sqrt(-2.0 * torch.log(uniform[:count]))
-    return (radius * torch.cos(2.0 * math.pi * uniform[count:])).reshape(shape)
+    """Standard normal numbers, float64, from the operating system's generator: no seed brings them back."""
+    drawn = SecureStream(secrets.token_bytes(SEED_BYTES)).next_normals(math.prod(shape))
+    return torch.from_numpy(drawn).reshape(shape)

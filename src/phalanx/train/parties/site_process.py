@@ -167,7 +167,7 @@ def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: Run
                 site_rows(run, data, identity, file.site_directory),
             )
             private = None if rows is None else PrivateSteps(model, rows, schedule)
-            trainer = SiteTrainer(model, data, schedule, file.site_directory, private)
+            trainer = SiteTrainer(model, data, schedule, file.run_directory(terms.run), private)
         length = num_values(dict(trainer.trained_shapes()))
         for outlook in noise_outlooks(run, length, data.num_sequences):
             for line in (*outlook.describe_budget(), *filter(None, [outlook.noise_warning()])):

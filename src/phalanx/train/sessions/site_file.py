@@ -87,6 +87,10 @@ class SiteFile(StrictModel):
         """The site's directory."""
         return Path(self.identity) / "state" if self.directory is None else Path(self.directory)
 
+    def run_directory(self, run: str) -> Path:
+        """Where the personal weights of one run are; a site of its own owner takes part in several runs."""
+        return self.site_directory if self.socket is None else self.site_directory / "runs" / run
+
     @property
     def kept_directory(self) -> Path:
         """Where prepared text and converted models are."""
