@@ -196,6 +196,25 @@ def test_knocks_of_many_strangers_take_one_line(tmp_path):
     assert (len(counts), sum(counts.values())) == (51, 5000)
 
 
+def test_requests_that_no_budget_bounds_take_one_line_a_kind(tmp_path):
+    identity, bob = Identity.without_certificate("server"), dataclasses.replace(ALICE, key_id="b" * 12)
+    with RequestLog(tmp_path, identity) as log:
+        for status in (404, 429):
+            for number in range(1000):
+                log.record_request(ALICE, RequestFacts(f"/v1/{number}", "", status))
+        log.record_request(bob, RequestFacts("/v1/models", "", 404))
+        for _ in range(3):
+            # what a budget bounds has its lines
+            log.record_request(ALICE, RequestFacts("/v1/completions", "", 400))
+        log.write_refusals()
+        log.record_request(ALICE, RequestFacts("/v1/models", "", 404))
+
+    lines = read_lines(tmp_path, identity)
+    statuses = [line.body.get("status") for line in lines]
+    assert statuses == [404, 429, 404, 400, 400, 400, None, 404]
+    assert lines[6].body == {"by_address": {}, "by_key": {f"{ALICE.key_id} 404": 999, f"{ALICE.key_id} 429": 999}}
+
+
 def test_an_access_directory_is_opened_by_one_server_and_again_after_it(keys):
     keys.make()
     with Access.open(keys.directory) as access:

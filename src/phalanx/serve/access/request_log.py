@@ -28,6 +28,8 @@ _MAX_LINES, _MAX_FILE_BYTES = 5000, 64 * 1024 * 1024
 """Of one file, after which the next one begins; sealed texts make lines of up to 3 MB."""
 _MAX_WORD, _MAX_WORDS = 100, 50
 _CONTINUES, _REQUEST, _REFUSED = "continues", "request", "refused"
+_OK, _UNPAID_STATUSES = 200, (404, 405, 429)
+"""Of requests that use up no budget, so that a key may send them without end."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class RequestLog(Closeable):
         self._sealer, self._max_file_bytes = sealer, max_file_bytes
         self._directory, self._identity, self._max_lines = directory, identity, max_lines
         self._refused: Counter[str] = Counter()
+        self._unpaid: Counter[tuple[str, int]] = Counter()
         files = log_files(directory)
         self._number = len(files) or 1
         self._drop_unbegun_file()
@@ -94,12 +97,17 @@ class RequestLog(Closeable):
         return self._sealer is not None
 
     def record_request(self, caller: Caller, facts: RequestFacts) -> None:
-        """Write one line.
+        """Write one line; of requests that no budget bounds the first, and `write_refusals` says how many followed.
 
         Raises:
             DiskError: The disk refuses: an answer that cannot be recorded must not be given.
         """
         note_facts(caller, facts)
+        # the start and the end of a page's session have no model
+        is_unpaid = facts.status in _UNPAID_STATUSES or (facts.status == _OK and not facts.model_digest)
+        if is_unpaid and (caller.key_id, facts.status) in self._unpaid:
+            self._unpaid[caller.key_id, facts.status] += 1
+            return
         body = {
             "key": caller.key_id,
             "owner": caller.owner,
@@ -113,6 +121,8 @@ class RequestLog(Closeable):
         if self._sealer is not None and facts.texts is not None:
             body[SEALED_KEY] = self._sealer.seal_texts(body, facts.texts)
         self._append(_REQUEST, body)
+        if is_unpaid:
+            self._unpaid[caller.key_id, facts.status] = 0
 
     def record_event(self, kind: str, facts: Mapping[str, str | int]) -> None:
         """Write a line about the server itself: started, stopped, a model put into service or taken out of it."""
@@ -126,10 +136,16 @@ class RequestLog(Closeable):
             self._refused["others"] += 1
 
     def write_refusals(self) -> None:
-        """Write one line about the requests without a valid key since the last one, by address; none for none."""
-        if self._refused:
-            self._append(_REFUSED, {"by_address": {_word(name): count for name, count in self._refused.items()}})
-            self._refused.clear()
+        """Write one line about requests since the last one that have none of their own: by address, or key and status.
+
+        Nothing is written where there are none.
+        """
+        by_key = {f"{key} {status}": count for (key, status), count in self._unpaid.items() if count}
+        if self._refused or by_key:
+            by_address = {_word(name): count for name, count in self._refused.items()}
+            self._append(_REFUSED, {"by_address": by_address, **({"by_key": by_key} if by_key else {})})
+        self._refused.clear()
+        self._unpaid.clear()
 
     def sync(self) -> None:
         """Force all lines to disk."""

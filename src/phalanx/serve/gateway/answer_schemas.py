@@ -1,4 +1,7 @@
-"""Answers of engines: named and typed fields alone, of which every free text is read by the filters."""
+"""Answers of engines: named and typed fields alone.
+
+Filters read every free text but the tokens that `top_logprobs` scores beside those of the text.
+"""
 
 from typing import Annotated, Any, Literal
 
