@@ -56,6 +56,21 @@ def test_a_long_set_is_used_in_sequences_that_are_spread_evenly(config, tmp_path
     assert rows(sets["few"]) == [every[number * len(every) // 5] for number in range(5)]
 
 
+def test_documents_that_the_run_trains_on_too_are_counted(config, tmp_path, monkeypatch):
+    mixed = [*made_documents()[:7], *made_documents(40, seed=9)]
+    wanted = with_sets(config, one(tmp_path, "fresh"), one(tmp_path, "mixed", mixed))
+    # nothing is held out: all seven are trained on
+    wanted = wanted.model_copy(update={"validation_share": 0.0})
+    corpus = prepare_corpus(wanted, tmp_path / "cache", seed=1)
+
+    sets = prepare_validation_sets(wanted, corpus, tmp_path / "cache")
+
+    assert sets["fresh"].user_note == ""
+    assert sets["mixed"].user_note.startswith("7 of its 47 documents are trained on too")
+    monkeypatch.setattr("phalanx.data.validation_sets._MAX_COMPARED", 10)
+    assert "is not compared" in prepare_validation_sets(wanted, corpus, tmp_path / "cache")["fresh"].user_note
+
+
 def test_a_set_is_the_same_for_every_seed_of_the_run(config, tmp_path):
     wanted = with_sets(config, one(tmp_path))
     corpus = prepare_corpus(wanted, tmp_path / "cache", seed=1)

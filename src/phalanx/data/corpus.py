@@ -18,6 +18,7 @@ from phalanx.data.config import DataConfig
 from phalanx.data.order import Curriculum, Group, Phase, RunOrder, Scores
 from phalanx.data.packing import BestFitRows, RowBlock, Rows, TokenArray, TokenSplit, Windows
 from phalanx.data.phases import CurriculumConfig, DocumentAttention, Packing, PhaseConfig
+from phalanx.data.shards import Dataset
 from phalanx.data.sources import CanarySettings
 from phalanx.data.tokenizers.tokenizer import open_tokenizer, vocabulary_digest
 from phalanx.errors import ConfigError, DataError
@@ -70,6 +71,7 @@ class CorpusFacts:
         tokenizer_path: Its ``tokenizer.json``.
         trust: Description of a dataset's signer in one sentence; empty for text that was prepared here.
         canaries: Those that the recipe of a dataset has planted.
+        dataset: The shards of its tokens.
     """
 
     digest: str
@@ -78,6 +80,7 @@ class CorpusFacts:
     tokenizer_path: Path
     trust: str = ""
     canaries: CanarySettings | None = None
+    dataset: Dataset | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Corpus:
     def __init__(self, facts: CorpusFacts, groups: Sequence[TokenGroup], layout: SequenceLayout) -> None:
         self.vocab_size, self.eos_id, self.tokenizer_path = facts.vocab_size, facts.eos_id, facts.tokenizer_path
         self.layout = layout
-        self.trust, self.canaries = facts.trust, facts.canaries
+        self.trust, self.canaries, self.dataset = facts.trust, facts.canaries, facts.dataset
         self._groups = tuple(groups)
         self._train = _GroupedRows([_make_rows(group.train, layout) for group in groups])
         self._held_out = _GroupedRows([_held_out_rows(group.validation, layout.sequence_length) for group in groups])

@@ -52,6 +52,7 @@ def open_shards(
         path,
         dataset_view.trust_statement,
         recipe_canaries(dataset_view),
+        dataset_view,
     )
     layout = SequenceLayout.from_config(config)
     hints = recipe_weights(dataset_view.manifest.recipe.content)

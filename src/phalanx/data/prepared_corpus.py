@@ -30,7 +30,8 @@ class PreparedCorpus(Corpus):
         self.directory = dataset.directory
         tokenizer = manifest.tokenizer
         content = digest_config(manifest)
-        facts = CorpusFacts(content, tokenizer.vocab_size, tokenizer.eos_id, dataset.directory / TOKENIZER_FILE)
+        path = dataset.directory / TOKENIZER_FILE
+        facts = CorpusFacts(content, tokenizer.vocab_size, tokenizer.eos_id, path, dataset=dataset)
         train, validation = (_prepared_split(dataset, name, tokenizer.eos_id) for name in SPLITS)
         super().__init__(facts, [TokenGroup("", content, train, validation)], layout)
 

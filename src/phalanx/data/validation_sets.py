@@ -3,18 +3,24 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from phalanx.data.batch import Batch
 from phalanx.data.config import BpeConfig, DataConfig, FileTokenizerConfig, TokenizerConfig
 from phalanx.data.corpus import Corpus
-from phalanx.data.loader import HeldOut
 from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.preparation import prepare_corpus
+from phalanx.data.run_dataset import TRAIN
+from phalanx.data.shards import Dataset
 from phalanx.data.spool import Progress
 from phalanx.data.tokenizers.tokenizer import end_of_text
 from phalanx.errors import DataError
 
 _SEED = 0
 """Of a draw that leaves nothing out: a set is the same for every seed of a run."""
+_MAX_COMPARED = 4_000_000
+"""Documents of a run whose digests are read to compare them; 64 bytes each."""
 
 
 class ValidationSet:
@@ -23,10 +29,11 @@ class ValidationSet:
     Args:
         corpus: Prepared without a validation share.
         most: Maximum of sequences, spread evenly.
+        user_note: Sentence for a person about documents that the run trains on too; empty for none.
     """
 
-    def __init__(self, corpus: Corpus, most: int) -> None:
-        self._corpus = corpus
+    def __init__(self, corpus: Corpus, most: int, user_note: str = "") -> None:
+        self._corpus, self.user_note = corpus, user_note
         self._used = min(corpus.num_train_sequences, most)
 
     @property
@@ -53,14 +60,15 @@ def prepare_validation_sets(
     cache_dir: Path,
     tokenizer_path: Path | None = None,
     progress: Progress | None = None,
-) -> Mapping[str, HeldOut]:
+) -> Mapping[str, ValidationSet]:
     """Read and pack every further validation set of a run, or open the results of an earlier call.
 
     Args:
         corpus: The run's own text; its vocabulary is used where the run trains one.
     """
     tokenizer_config = tokenizer_of_corpus(config.tokenizer, corpus)
-    sets: dict[str, HeldOut] = {}
+    sets: dict[str, ValidationSet] = {}
+    trained = _read_trained(corpus.dataset) if config.validation else None
     for section in config.validation:
         section_config = DataConfig(
             sources=section.sources,
@@ -70,9 +78,29 @@ def prepare_validation_sets(
             validation_share=0.0,
         )
         try:
-            sets[section.name] = ValidationSet(
-                prepare_corpus(section_config, cache_dir, _SEED, tokenizer_path, progress), section.max_sequences
-            )
+            held_out = prepare_corpus(section_config, cache_dir, _SEED, tokenizer_path, progress)
+            sets[section.name] = ValidationSet(held_out, section.max_sequences, _describe_shared(trained, held_out))
         except DataError as exc:
             raise DataError(f'data.validation "{section.name}": {exc}') from exc
     return sets
+
+
+def _read_trained(dataset: Dataset | None) -> NDArray[np.void] | None:
+    """Return the digests of the documents that a run trains on; None where there are none, or too many to be read."""
+    if dataset is None or dataset.manifest.documents > _MAX_COMPARED:
+        return None
+    return dataset.document_digests(TRAIN)
+
+
+def _describe_shared(trained: NDArray[np.void] | None, held_out: Corpus) -> str:
+    """Say how many documents of a validation set are among those that the run trains on, to the letter."""
+    if trained is None or held_out.dataset is None:
+        return "is not compared with the documents that the run trains on"
+    digests = held_out.dataset.document_digests(TRAIN)
+    num_shared = np.intersect1d(digests, trained, assume_unique=True).size
+    if not num_shared:
+        return ""
+    return (
+        f"{num_shared} of its {digests.size} documents are trained on too: its figures say how well these are "
+        "remembered; take them out of one of both"
+    )

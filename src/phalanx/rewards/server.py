@@ -15,7 +15,7 @@ from phalanx.config import StrictModel
 from phalanx.errors import ConfigError, RewardError
 
 _MAX_REPLY_BYTES = 1 << 20
-_KEY = re.compile("[!-~]+")
+_KEY = re.compile("[ -~]+")
 
 
 class ServerSettings(StrictModel):

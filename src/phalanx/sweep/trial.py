@@ -91,8 +91,8 @@ class RunTrials:
         source = open_model(run.model, cache_beside(directory) / "models", run.train.seed)
         cache = cache_beside(directory) / "data"
         corpus = prepare_corpus(run.data, cache, run.train.seed, source.tokenizer_path)
-        sets = {HELD_OUT: corpus, **prepare_validation_sets(run.data, corpus, cache, source.tokenizer_path)}
-        rows = rewrite_held_out(sets[on], rewriting_of(run, corpus))
+        named_sets = prepare_validation_sets(run.data, corpus, cache, source.tokenizer_path)
+        rows = rewrite_held_out(corpus if on == HELD_OUT else named_sets[on], rewriting_of(run, corpus))
         with tempfile.TemporaryDirectory(prefix="phalanx-trial-") as spare:
             out = Path(spare) / "model"
             step = export_run(past, out, merge=True)

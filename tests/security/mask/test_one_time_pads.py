@@ -51,7 +51,7 @@ def test_pads_are_spread_evenly_over_the_ring(make):
 def test_a_billion_elements_are_spread_evenly_over_the_ring():
     pads, totals = aes_pads(new_ledger(fresh=bytes_from(1))), [np.zeros(BINS, np.int64)] * 2
     for _ in range(120):
-        counts = bins_of(pads.draw(2**11, 2**12).take().ravel())
+        counts = bins_of(pads.draw_pad(2**11, 2**12).take_values().ravel())
         totals = [total + more for total, more in zip(totals, counts, strict=True)]
 
     assert totals[0].sum() > 10**9

@@ -174,6 +174,13 @@ class Dataset:
         for record in self._open_table(f"{part.shard_directory}/records", part.records, DOCUMENT).read_all():
             yield self._read_entry(part, record)
 
+    def document_digests(self, split: str) -> NDArray[np.void]:
+        """Return the digests of all documents of a split, sorted and without repeats: ``[documents]`` of 32 bytes."""
+        table = self.index_table().read_all()
+        parts = [number for number, part in enumerate(self.manifest.parts) if part.split == split]
+        digests = np.ascontiguousarray(table["digest"][np.isin(table["part"], parts)])
+        return np.unique(digests.view("V32").reshape(-1))
+
     def part_record(self, group: str, split: str) -> PartRecord:
         """Return the manifest's record of one split of a group."""
         for part in self.manifest.parts:

@@ -106,6 +106,11 @@ class _Session:
     def has_leaves(self) -> bool:
         return self.is_guarded and self.opening.get("leaves_format") == LEAVES_FORMAT
 
+    @property
+    def place(self) -> str:
+        """Its name in messages."""
+        return f"the session that begins in line {self.number}"
+
 
 def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[Path] = ()) -> RunProof:
     """Check a run's audit log and everything that it names, offline.
@@ -125,19 +130,8 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
     is_told = is_signed or (end_mark is not None and not any(session.has_leaves for session in reader.sessions))
     unproven = [*_missing_lines(heads, owner, log.run, reader.public), *reader.order.unfinished_end(is_told)]
     work, proven, remarks, names = ShownWork(), set[int](), list[str](), set[str]()
-    has_shown = False
-    for session in reader.sessions:
-        place = f"the session that begins in line {session.number}"
-        if not session.is_guarded:
-            if any(other.is_guarded for other in reader.sessions):
-                unproven.append(f"{place} had no guard, so none of its steps was verified")
-            continue
-        if not session.has_leaves:
-            # earlier versions wrote none, and no step lines; no later session loses them
-            told = unproven if has_shown or session.steps else remarks
-            told.append(f"{place} has no records of steps and proves verdicts only")
-            continue
-        has_shown = True
+    for session in _list_audited(reader.sessions, unproven, remarks):
+        place = session.place
         rules = _read_rules(session, owner, reader.keys, log.run or "")
         if session.steps_a_round is not None:
             remarks.append(f"{place} is the log of a site: it proves its rounds, but not that there were no others")
@@ -177,6 +171,21 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
         in_doubt=reader.doubts.doubt_sentences(),
         own_log=str(run_dir / MIDDLE) if any(session.opening.get("middle") for session in reader.sessions) else "",
     )
+
+
+def _list_audited(sessions: Sequence[_Session], unproven: list[str], remarks: list[str]) -> list[_Session]:
+    """Return the sessions whose records of steps can be checked, and say of each other one what that leaves open."""
+    audited: list[_Session] = []
+    for session in sessions:
+        if session.has_leaves:
+            audited.append(session)
+        elif session.is_guarded:
+            # earlier versions wrote no records, and no step lines; no later session loses them
+            sentences = unproven if audited or session.steps else remarks
+            sentences.append(f"{session.place} has no records of steps and proves verdicts only")
+        elif any(other.is_guarded for other in sessions):
+            unproven.append(f"{session.place} had no guard, so none of its steps was verified")
+    return audited
 
 
 class _EventOrder:

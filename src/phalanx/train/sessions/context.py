@@ -169,7 +169,11 @@ class SessionContext(Generic[RunT_co]):
         if isinstance(corpus, PairCorpus):
             return {}
         directory = self.home.cache_directory / "data"
-        return prepare_validation_sets(self.run.data, corpus, directory, source.tokenizer_path, self._print_phase)
+        sets = prepare_validation_sets(self.run.data, corpus, directory, source.tokenizer_path, self._print_phase)
+        for name, validation_set in sets.items():
+            if validation_set.user_note:
+                self.print_line(f'data.validation "{name}": {validation_set.user_note}')
+        return sets
 
     def adopt_checkpoint(self, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]) -> None:
         """Write the first checkpoint of a run that goes on where another one is.
