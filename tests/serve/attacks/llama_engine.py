@@ -1,5 +1,6 @@
-"""llama.cpp's own server (xllamacpp) with a tiny model, as a process: ``python llama_engine.py FILE KEY``."""
+"""llama.cpp's own server (xllamacpp) with a tiny model, as a process: ``python llama_engine.py FILE KEY LIKENESS``."""
 
+import os
 import re
 import subprocess
 import sys
@@ -25,13 +26,22 @@ _SLOTS, _WINDOW = 4, 1024
 
 
 class LlamaEngine:
-    """The process, and what it has read and written."""
+    """The process, and what it has read and written.
 
-    def __init__(self, file: Path) -> None:
+    It runs as docs/serving_keys.md asks; with ``has_defaults`` as llama.cpp does where its operator asks for nothing.
+    """
+
+    def __init__(self, file: Path, *, has_defaults: bool = False) -> None:
         self.key = "k" * 32
-        command = [sys.executable, __file__, str(file), self.key]
+        command = [sys.executable, __file__, str(file), self.key, "0.1" if has_defaults else "0"]
+        environment = os.environ if has_defaults else {**os.environ, "LLAMA_GRAPH_REUSE_DISABLE": "1"}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
         )
         self.url = next(line.split()[1] for line in self.process.stdout if line.startswith("listening "))
         self.http = httpx2.Client(
@@ -55,6 +65,10 @@ class LlamaEngine:
             for name in ("prompt_tokens_total", "prompt_tokens_cached_total")
         )
 
+    def list_slots(self) -> list[int]:
+        """Return for each slot the number of the last request that it worked on, -1 of none."""
+        return [slot.get("id_task", -1) for slot in self.http.get("/slots").json()]
+
 
 def write_file(folder: Path) -> Path:
     """Write a tiny model as GGUF and return its path."""
@@ -67,7 +81,7 @@ def write_file(folder: Path) -> Path:
     return folder / "gguf" / "model.gguf"
 
 
-def main(file: str, key: str) -> None:
+def main(file: str, key: str, likeness: str) -> None:
     """Serve until the standard input ends."""
     import xllamacpp
 
@@ -77,6 +91,7 @@ def main(file: str, key: str) -> None:
     params.n_ctx, params.n_parallel = _WINDOW * _SLOTS, _SLOTS
     params.warmup = params.ui = params.fit_params = False
     params.endpoint_slots = params.endpoint_metrics = params.use_jinja = True
+    params.slot_prompt_similarity = float(likeness)
     params.enable_reasoning = params.verbosity = params.cache_ram_mib = 0
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(params)

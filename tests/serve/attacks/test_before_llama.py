@@ -34,12 +34,14 @@ def askers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     keys = make_access(folder / "access")
     secrets = [keys.make(owner, limits=WIDE)[1] for owner in ("alice", "bob")]
-    with LlamaEngine(write_file(folder)) as engine:
+    file = write_file(folder)
+    with LlamaEngine(file) as engine, LlamaEngine(file, has_defaults=True) as careless:
         (folder / "engine.key").touch(mode=0o600)
         (folder / "engine.key").write_text(engine.key)
-        backend = {"url": engine.url, "local": True, "secret_file": "engine.key", "routes": ["completions"]}
-        engines = [{**backend, "name": "default", "models": {"default": "x"}}]
-        engines.append({**backend, "name": "shared", "models": {"shared": "x"}, "prefix_cache": "shared"})
+        backend = {"local": True, "secret_file": "engine.key", "routes": ["completions"]}
+        engines = [{**backend, "name": "default", "url": engine.url, "models": {"default": "x"}}]
+        shared = {"name": "shared", "url": careless.url, "models": {"shared": "x"}, "prefix_cache": "shared"}
+        engines.append({**backend, **shared})
         outputs = dict.fromkeys(("terminal_controls", "hidden_characters", "secrets", "personal_data", "links"), "off")
         config = {"backends": engines, "health_every_s": 3600, "filters": {"output": outputs}}
         gateway = RunningGateway(folder, keys, config)
@@ -93,6 +95,26 @@ def test_by_the_clock_the_default_tells_nothing_of_what_others_have_asked(askers
 
     note_attack("prefix timing", target="gateway before llama.cpp, default", pairs=count, p_values=values)
     assert values[-1] >= 0.01, values
+
+
+@pytest.mark.parametrize("has_defaults", [False, True])
+def test_which_slot_works_depends_on_what_others_have_asked_with_llama_cpps_defaults_alone(tmp_path, has_defaults):
+    """The cause of what the clock tells: the slot that read a like prompt answers sooner, its cache used or not."""
+    with LlamaEngine(write_file(tmp_path), has_defaults=has_defaults) as engine:
+
+        def find_slot(prompt: str) -> int:
+            before = engine.list_slots()
+            body = {"prompt": prompt, "max_tokens": 1, "cache_prompt": False}
+            assert engine.http.post("/v1/completions", json=body).status_code == 200
+            return next(
+                slot for slot, pair in enumerate(zip(before, engine.list_slots(), strict=True)) if len({*pair}) > 1
+            )
+
+        prompts = ["".join(random.Random(seed).choices(LETTERS, k=120)) for seed in range(3)]
+        slots = [find_slot(prompt) for prompt in (*prompts, prompts[1])]
+
+    assert len({*slots[:3]}) == 3
+    assert (slots[3] == slots[1]) == has_defaults
 
 
 def test_by_default_llama_cpp_reads_each_prompt_again(llama_target):
