@@ -30,7 +30,10 @@ PRIVATE = {
 
 @pytest.fixture(scope="module")
 def askers(tmp_path_factory):
-    """For each setting of the engine's cache, what the owner of one key and that of another one ask with."""
+    """For each engine, what the owner of one key and that of another one ask with.
+
+    ``careless`` is started with llama.cpp's defaults and asked to use no cache, ``shared`` is asked to use it.
+    """
     folder = tmp_path_factory.mktemp("llama")
     keys = make_access(folder / "access")
     secrets = [keys.make(owner, limits=WIDE)[1] for owner in ("alice", "bob")]
@@ -40,13 +43,13 @@ def askers(tmp_path_factory):
         (folder / "engine.key").write_text(engine.key)
         backend = {"local": True, "secret_file": "engine.key", "routes": ["completions"]}
         engines = [{**backend, "name": "default", "url": engine.url, "models": {"default": "x"}}]
-        shared = {"name": "shared", "url": careless.url, "models": {"shared": "x"}, "prefix_cache": "shared"}
-        engines.append({**backend, **shared})
+        for name, cache in (("shared", "shared"), ("careless", "isolated")):
+            engines.append({**backend, "name": name, "url": careless.url, "models": {name: "x"}, "prefix_cache": cache})
         outputs = dict.fromkeys(("terminal_controls", "hidden_characters", "secrets", "personal_data", "links"), "off")
         config = {"backends": engines, "health_every_s": 3600, "filters": {"output": outputs}}
         gateway = RunningGateway(folder, keys, config)
         clients = [gateway.client(secret) for secret in secrets]
-        yield {name: [make_asker(client, name) for client in clients] for name in ("default", "shared")}
+        yield {each["name"]: [make_asker(client, each["name"]) for client in clients] for each in engines}
         for client in clients:
             client.close()
         assert gateway.stop() == 0
@@ -95,6 +98,10 @@ def test_by_the_clock_the_default_tells_nothing_of_what_others_have_asked(askers
 
     note_attack("prefix timing", target="gateway before llama.cpp, default", pairs=count, p_values=values)
     assert values[-1] >= 0.01, values
+    if count == 2000:
+        # 50 us of 7 ms: other work hides it, so that the next test asserts the cause
+        values = find_difference(*askers["careless"], count)
+        note_attack("prefix timing", target="gateway before llama.cpp, its defaults", pairs=count, p_values=values)
 
 
 @pytest.mark.parametrize("has_defaults", [False, True])
