@@ -86,6 +86,16 @@ def test_of_several_sets_the_first_is_told(planets, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "text"), [("A.JSON.GZ", json.dumps({"id": "1", "text": ITEM})), ("a.tsv", f"id\ttext\n1\t{ITEM}\n")]
+)
+def test_the_end_of_a_files_name_says_how_it_is_read(tmp_path, name, text):
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith("GZ") else text.encode())
+    table = EvaluationSetConfig(name="table", path=tmp_path / name, fields=("text",))
+
+    assert judge(f"Of moons: {ITEM}", table) == Drop(RuleReason("words_of", "table item 1", 13))
+
+
+@pytest.mark.parametrize(
     ("name", "content", "fields", "error"),
     [
         ("a.jsonl", b'{"question": 5}\n', ("question",), "item 1 of .* has no text in every field of question"),
@@ -104,6 +114,9 @@ def test_of_several_sets_the_first_is_told(planets, tmp_path):
             "cannot be read|item 1 of .* has more than",
         ),
         ("a.csv", b"id\n5\n", ("text",), "item 1 of .* has no text in every field of text"),
+        ("a.JSONL", b'{"question": "x"}\n', (), "has columns; list the columns with text in fields"),
+        ("a.json", b'[{"question": "x"}]\n', ("question",), "item 1 of .* has no text in every field of question"),
+        ("a.jsonlines", b'{"question": "x"}\n', ("question",), "is read as plain lines, which have no fields"),
         ("missing.txt", None, (), "cannot be read"),
     ],
 )

@@ -29,7 +29,7 @@ def _to_path(value: Any) -> Any:
 
 
 class EvaluationSetConfig(StrictModel):
-    """One evaluation set: a file of items, by its name's end JSONL, CSV or plain lines, each also ``.gz``.
+    """One evaluation set: a file of items, by its name's end JSON lines, CSV, TSV or plain lines, each also ``.gz``.
 
     `fields` are the columns of an item that count, each for itself; plain lines have none.
     """
@@ -139,16 +139,18 @@ def _sort_grams(hashes: "array[int]", items: "array[int]") -> tuple[NDArray[np.u
 def read_items(config: EvaluationSetConfig) -> Iterator[list[str]]:
     """Yield the texts of each item of a set."""
     path = config.path
-    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    name = path.name.lower()
+    kind = name.removesuffix(".gz").rpartition(".")[2]
     try:
         note_file_read(path)
-        with (
-            gzip.open(path, "rt", encoding="utf-8")
-            if path.name.endswith(".gz")
-            else path.open(encoding="utf-8") as file
-        ):
-            if kind in ("jsonl", "csv"):
+        with gzip.open(path, "rt", encoding="utf-8") if name.endswith(".gz") else path.open(encoding="utf-8") as file:
+            if kind in ("jsonl", "json", "csv", "tsv"):
                 yield from _read_records(config, kind, file)
+            elif config.fields:
+                raise DataError(
+                    f"evaluation set {config.name!r}: {path} is read as plain lines, which have no fields; found "
+                    f"fields = {list(config.fields)}, expected none, or a file that ends in .jsonl, .json, .csv or .tsv"
+                )
             else:
                 yield from ([row] for row in _bounded_lines(config, file))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as exc:
@@ -179,7 +181,10 @@ def _read_records(config: EvaluationSetConfig, kind: str, file: IO[str]) -> Iter
     lines = _bounded_lines(config, file)
     # the limit is one of the process: it is never lowered, and the size of an item is looked at here
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_ITEM_SIZE))
-    for number, record in enumerate(csv.DictReader(lines) if kind == "csv" else map(_parse_json, lines), start=1):
+    records: Iterator[Any] = map(_parse_json, lines)
+    if kind in ("csv", "tsv"):
+        records = csv.DictReader(lines, delimiter="\t" if kind == "tsv" else ",")
+    for number, record in enumerate(records, start=1):
         texts = [record.get(field) for field in config.fields] if isinstance(record, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
             raise DataError(
