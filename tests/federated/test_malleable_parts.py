@@ -95,3 +95,22 @@ def test_a_keeper_opens_no_sum_of_parts_that_it_has_not_checked(tmp_path):
     for names in (("site-0", "site-1", "site-2"), ()):
         reply, _ = scene.carrier.sites["site-0"](order, SiteNames(sites=names).to_bytes())
         assert reply.reason == "refused"
+
+
+def test_a_phase_of_another_kind_of_sum_is_refused_and_the_site_goes_on(tmp_path):
+    scene = AdversaryScene(tmp_path, "masked")
+    honest, replies = scene.carrier.sites["site-3"], []
+
+    def hear(order, payload):
+        if getattr(order, "phase", "") == "share":
+            phases = ("key", "encrypt", "check", "open", "attest", "seal")
+            replies.extend(honest(order.model_copy(update={"phase": phase}), payload)[0] for phase in phases)
+        return honest(order, payload)
+
+    hear.__self__ = honest.__self__
+    scene.carrier.sites["site-3"] = hear
+    record = scene.owner.run_round(1, 0.5)
+
+    assert {reply.reason for reply in replies} == {"refused"}
+    assert len(replies) == 6
+    assert "site-3" in record.shares

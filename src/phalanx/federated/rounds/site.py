@@ -280,13 +280,15 @@ class Site:
             return reply, deposit.values.data.cast("B")
         if order.phase == "release" and self._released is not None:
             self._released.note_release(trained.model, trained.round, client.included_clients)
-        step = {
+        steps = {
             "join": client.join_round,
             "share": client.share_secrets,
             "consent": client.sign_consent,
             "release": client.release_shares,
         }
-        return m.SumReply(ticket=order.ticket), step[order.phase](message)
+        if order.phase not in steps:
+            raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: not a phase of a masked sum")
+        return m.SumReply(ticket=order.ticket), steps[order.phase](message)
 
     def _expected_round(self, kept: _Trained) -> ExpectedRound:
         terms = self._terms
