@@ -99,9 +99,45 @@ def test_an_early_count_of_an_answer_that_does_not_end_is_no_price(case):
 def test_the_count_at_the_end_of_an_answer_is_its_price():
     end = [{"type": "message_delta", "delta": {}, "usage": {"output_tokens": 4}}, {"type": "message_stop"}]
 
+    end.insert(0, {"type": "content_block_stop", "index": 0})
     assert relay(read("messages", stream=True), [START, BLOCK, piece("a"), *end])[1] == (3, 4)
     count = {"id": "c", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
     assert relay(read(stream=True), [chunk("a"), chunk(finish="stop"), count, "[DONE]"])[1] == (3, 4)
+
+
+@pytest.mark.parametrize(("name", "route"), [("delta", "chat"), ("text", "completions")])
+def test_the_end_of_a_text_that_no_reason_ends_reaches_the_client(name, route):
+    """Some engines send [DONE] alone: what the filters hold back is written before it, or refused."""
+    value = {"content": "one short sentence"} if name == "delta" else "one short sentence"
+    part = {"id": "c", "choices": [{"index": 0, name: value, "finish_reason": None}]}
+
+    asked = {} if route == "chat" else {"messages": None, "prompt": "say hi"}
+
+    events, _ = relay(read(route, stream=True, **asked), [part, "[DONE]"])
+
+    choices = [
+        choice
+        for line in events.decode().splitlines()
+        if line.startswith("data: {")
+        for choice in json.loads(line.removeprefix("data: "))["choices"]
+    ]
+    texts = [choice["delta"].get("content", "") if name == "delta" else choice["text"] for choice in choices]
+    assert "".join(texts) == "one short sentence"
+    assert events.endswith(b"data: [DONE]\n\n")
+
+    events, _ = relay(read(stream=True), [chunk(f"the key is {PLANTED}"), "[DONE]"])
+
+    assert PLANTED.encode() not in events
+    assert b"content_filter" in events
+
+
+def test_a_message_that_ends_within_a_block_says_that_it_broke_off():
+    events, _ = relay(
+        read("messages", stream=True), [START, BLOCK, piece("one short sentence"), {"type": "message_stop"}]
+    )
+
+    assert b"broke off" in events
+    assert b"message_stop" not in events
 
 
 @pytest.mark.parametrize("size", [1, 7])

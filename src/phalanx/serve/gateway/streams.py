@@ -61,6 +61,8 @@ class AnswerStream:
         try:
             async for line in self._read_lines(answer):
                 if line == _DONE:
+                    for part in self._unfinished_parts():
+                        yield self._encode_part(part)
                     self._facts.has_ended = self._facts.is_complete = True
                     finish()
                     yield _END
@@ -155,6 +157,9 @@ class AnswerStream:
             for (key,), rest in self._close_streams(number):
                 delta = {"type": self._block_type, key: rest}
                 yield {"type": "content_block_delta", "index": number, "delta": delta}
+        if event["type"] == "message_stop" and self._streams:
+            # a block whose end is held back has not ended
+            raise _broken_off()
         if event["type"] == "message_delta":
             event["phalanx"] = self._facts.describe_origin(event.get("phalanx"))
         yield event
@@ -187,16 +192,27 @@ class AnswerStream:
                 self._facts.keep_answer((index, key), rest)
                 yield key, rest
 
+    def _unfinished_parts(self) -> Iterator[dict[str, Any]]:
+        """Yield what filters hold back of texts that the engine has ended without a reason."""
+        for number in dict.fromkeys(number for number, _ in self._streams):
+            for key, rest in self._close_streams(number):
+                choice: dict[str, Any] = {"index": number, "finish_reason": None}
+                _append_text(choice, key, rest)
+                yield self._make_part(choice)
+
     def _refusal_parts(self) -> Iterator[dict[str, Any]]:
         if self._is_messages:
             yield {"type": "message_delta", "delta": {"stop_reason": "refusal"}, "usage": {"output_tokens": 0}}
             yield {"type": "message_stop"}
             return
+        yield self._make_part({"index": self._number, "finish_reason": REFUSED})
+
+    def _make_part(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Make a part of a stream with one choice, which has a text, an empty one where it has none yet."""
         is_chat = self._request.route.name == "chat"
-        choice: dict[str, Any] = {"index": self._number, "finish_reason": REFUSED}
-        choice["delta" if is_chat else "text"] = {} if is_chat else ""
+        choice = {"delta": {}, **choice} if is_chat else {"text": "", **choice}
         kind = "chat.completion.chunk" if is_chat else "text_completion"
-        yield {"id": "refused", "object": kind, "created": 0, "model": self._request.model, "choices": [choice]}
+        return {"id": "end", "object": kind, "created": 0, "model": self._request.model, "choices": [choice]}
 
     def _encode_part(self, part: dict[str, Any]) -> bytes:
         head = f"event: {part['type']}\n" if self._is_messages and "type" in part else ""
