@@ -98,11 +98,18 @@ def test_what_is_no_longer_kept_is_removed_there_too(save, store):
     assert store.list_steps() == {8, 9}
 
 
-def test_half_a_copy_is_none(save, store, bucket, files):
+def test_half_a_copy_is_none_and_is_removed_with_those_no_longer_kept(save, store, bucket, files):
     store.upload_checkpoint(save(7))
     files.rm_file(f"{bucket}/runs/demo/step-00000007/manifest.json")
 
     assert store.list_steps() == set()
+
+    store.upload_checkpoint(save(8))
+    store.prune_steps({8})
+
+    files.invalidate_cache()
+    assert not files.exists(f"{bucket}/runs/demo/step-00000007")
+    assert store.list_steps() == {8}
 
 
 def test_an_altered_copy_is_refused_by_name(save, owner, store, bucket, files, tmp_path):

@@ -6,12 +6,15 @@ import math
 import pytest
 import torch
 
+from phalanx.config import canonical_json
 from phalanx.data import IGNORE, Batch
 from phalanx.engine import GuardReport, StepResult
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelConfig, build_stage, open_model, partition_layers, tie_head
 from phalanx.pipeline import GuardConfig, StageChecks
 from phalanx.train import load_run
+from phalanx.train.batches.preferences import PreferenceScores
+from phalanx.train.batches.scores import Scores
 from phalanx.train.batches.validation import measure_perplexity
 from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.record import GroundTruth, RunningTotals
@@ -86,6 +89,20 @@ def test_an_infinite_perplexity_is_saved_as_null():
         "validation_last": 9.0,
         "checks": CheckRecord().to_json(),
     }
+
+
+@pytest.mark.parametrize("scores", [Scores(math.nan, 0.5, 0.25), PreferenceScores(math.inf, 0.5, math.nan, None)])
+def test_scores_that_are_no_numbers_are_saved_as_null_and_come_back(scores):
+    figures, again = Figures(scores_last=scores, named_last={"more": scores}), Figures()
+    if isinstance(scores, Scores):
+        figures.named_last = {}
+
+    again.load_json(json.loads(canonical_json(figures.to_json())))
+
+    assert again.scores_last.loss == math.inf
+    assert again.scores_last.accuracy == 0.5
+    assert type(again.scores_last) is type(scores)
+    assert again.named_last.keys() == figures.named_last.keys()
 
 
 def test_a_summary_counts_detections_and_false_accusations_against_the_truth(make_run, tmp_path):

@@ -50,13 +50,19 @@ class RemoteStore:
 
     def list_steps(self) -> set[int]:
         """Return the steps of the whole checkpoints that are there."""
+        return {step for step, names in self._list_folders().items() if MANIFEST_FILE in names}
+
+    def _list_folders(self) -> dict[int, set[str]]:
+        """Return the names of the files that are there, by step."""
         with self._explain_errors("be listed"):
             # another process may have written since the last look
             self._files.invalidate_cache()
             files = self._files.find(self._root) if self._files.exists(self._root) else []
-        paths = [str(path).rsplit("/", 2) for path in files]
-        steps = [step_of(parts[1]) for parts in paths if len(parts) == 3 and parts[2] == MANIFEST_FILE]
-        return {step for step in steps if step is not None}
+        names: dict[int, set[str]] = {}
+        for _, folder, name in (parts for path in files if len(parts := str(path).rsplit("/", 2)) == 3):
+            if (step := step_of(folder)) is not None:
+                names.setdefault(step, set()).add(name)
+        return names
 
     def upload_checkpoint(self, checkpoint: Path) -> None:
         """Copy a whole checkpoint; its manifest goes last, so that half a copy is none."""
@@ -113,11 +119,14 @@ class RemoteStore:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def prune_steps(self, kept: Collection[int]) -> None:
-        """Remove the checkpoints of all other steps; each one's manifest goes first."""
-        for step in sorted(self.list_steps() - set(kept)):
+        """Remove the checkpoints of all other steps, and half copies of them; each one's manifest goes first."""
+        for step, names in sorted(self._list_folders().items()):
+            if step in kept:
+                continue
             folder = f"{self._root}/{step_directory(step)}"
             with self._explain_errors(f"remove {step_directory(step)}"):
-                self._files.rm_file(f"{folder}/{MANIFEST_FILE}")
+                if MANIFEST_FILE in names:
+                    self._files.rm_file(f"{folder}/{MANIFEST_FILE}")
                 self._files.rm(folder, recursive=True)
 
     def fetch_checkpoint(self, step: int, directory: Path, peer: Peer) -> Path:

@@ -1,6 +1,7 @@
 """Pairs of a run, and scores of a model on held-out ones: accuracy, margin, distance from its reference."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,8 +164,11 @@ class _PairTally:
 
 
 def read_preference_scores(saved: object) -> PreferenceScores:
-    """Read the scores of a checkpoint."""
+    """Read the scores of a checkpoint; a loss of null is an infinity, a margin of null no number."""
     names = [field.name for field in dataclasses.fields(PreferenceScores)]
+    if isinstance(saved, dict):
+        lacking = {"loss": math.inf, "margin": math.nan}
+        saved = saved | {name: number for name, number in lacking.items() if saved.get(name, 0) is None}
     numbers = isinstance(saved, dict) and all(type(score) is float for name, score in saved.items() if name != "kl")
     if not isinstance(saved, dict) or sorted(saved) != sorted(names) or not numbers:
         raise CheckpointError(f"checkpoint: scores {saved!r:.80}, expected {', '.join(names)}; use an older one")

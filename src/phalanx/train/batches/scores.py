@@ -174,8 +174,10 @@ def validation_row(value: Validation | None) -> dict[str, float | None]:
 
 
 def read_scores(saved: object) -> Scores:
-    """Read the scores of a checkpoint."""
+    """Read the scores of a checkpoint; a loss of null is an infinity."""
     names = ("loss", "accuracy", "macro_f1")
+    if isinstance(saved, dict) and saved.get("loss", 0) is None:
+        saved = saved | {"loss": math.inf}
     if (
         not isinstance(saved, dict)
         or set(saved) != set(names)

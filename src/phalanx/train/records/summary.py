@@ -277,12 +277,14 @@ class Figures:
                 self.guarantees[stage] = weaker_guarantee(name, self.guarantees.get(stage, name))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures for a resumed run that the audit log lacks; an infinity is null."""
+        """Return the figures for a resumed run that the audit log lacks; what is no finite number is null."""
         scores = {
-            key: asdict(scores_of_key) for key in self._SCORES if (scores_of_key := getattr(self, key)) is not None
+            key: _plain_scores(scores_of_key)
+            for key in self._SCORES
+            if (scores_of_key := getattr(self, key)) is not None
         }
         saved = {key: _finite_or_none(getattr(self, key)) for key in self._SAVED}
-        named = {key: _plain_scores(named_of_key) for key in self._NAMED if (named_of_key := getattr(self, key))}
+        named = {key: _plain_named(named_of_key) for key in self._NAMED if (named_of_key := getattr(self, key))}
         stopping = {"stopping": self.stopping.to_json()} if self.stopping.losses else {}
         rewards = {key: reward for key in self._REWARDS if (reward := getattr(self, key)) is not None}
         return {**saved, **scores, **rewards, **named, **stopping, "checks": self.checks.to_json()}
@@ -395,10 +397,10 @@ def _preference_fields(figures: Figures) -> dict[str, Any]:
     """What the model makes of held-out pairs at first and at last; nothing of a run without pairs."""
     measured = {"_first": figures.scores_first, "": figures.scores_last}
     preferences = {
-        f"{name}{suffix}": _finite_or_none(value)
+        f"{name}{suffix}": value
         for suffix, scores in measured.items()
         if isinstance(scores, PreferenceScores)
-        for name, value in asdict(scores).items()
+        for name, value in _plain_scores(scores).items()
     }
     return {"preferences": preferences} if preferences else {}
 
@@ -448,9 +450,13 @@ def _guard_mode(run: RunConfig) -> str:
     return "off" if run.stage_guard is None else run.stage_guard.mode
 
 
-def _plain_scores(values: Mapping[str, float | PreferenceScores]) -> dict[str, Any]:
+def _plain_scores(scores: Scores | PreferenceScores) -> dict[str, float | None]:
+    return {name: _finite_or_none(score) for name, score in asdict(scores).items()}
+
+
+def _plain_named(values: Mapping[str, float | PreferenceScores]) -> dict[str, Any]:
     return {
-        name: asdict(value) if isinstance(value, PreferenceScores) else _finite_or_none(value)
+        name: _plain_scores(value) if isinstance(value, PreferenceScores) else _finite_or_none(value)
         for name, value in values.items()
     }
 
