@@ -28,7 +28,10 @@ SPINNING = """
 
 
 @pytest.fixture
-def lab(pytester):
+def lab(pytester, monkeypatch):
+    # the plugins that other packages bring take two seconds of each run
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist")
     pytester.makeconftest(LAB.format(tests=str(ROOT / "tests")))
     return pytester
 

@@ -5,21 +5,17 @@ import re
 import pytest
 
 from slow_shares import ROOT
+from test_slow_shares import lab
 from unseen_tests import is_unseen, read_unseen
 
-LAB = f"""
-    import sys
-    sys.path.insert(0, {str(ROOT / "tests")!r})
-    pytest_plugins = ("slow_shares", "known_skips", "unseen_tests")
-"""
+__all__ = ["lab"]
+
 RED = "import pytest\n@pytest.mark.parametrize('n', range(2))\ndef test_red(n): assert not n\ndef test_green(): pass"
 
 
-@pytest.fixture
-def lab(pytester):
-    pytester.makeconftest(LAB)
-    pytester.makepyfile(test_some=RED)
-    return pytester
+@pytest.fixture(autouse=True)
+def write_red_test(lab):
+    lab.makepyfile(test_some=RED)
 
 
 @pytest.mark.quick_cases("-n1-test_some.py", "-n0-*test_red", "-n0-*why")

@@ -163,7 +163,7 @@ def with_an_end(reward_model, tmp_path):
     return {"kind": "model", "path": str(copy)}, reward_model[1]
 
 
-def test_the_score_is_that_of_the_token_which_ends_the_answer(tmp_path, with_an_end):
+def test_the_score_is_that_of_the_last_token_and_a_text_beyond_the_window_is_named(tmp_path, with_an_end):
     reward, scored = with_an_end
     chat = [{"role": "user", "content": "hi"}]
     asked = [ScoredText("1", "is it ", "good"), ScoredText("2", "is it ", "goode"), ScoredText("3", "hi", "go")]
@@ -171,6 +171,9 @@ def test_the_score_is_that_of_the_token_which_ends_the_answer(tmp_path, with_an_
 
     with scorer(tmp_path, reward, timeout_s=60.0) as found:
         (ends_none,), (ends_itself,), (of_a_chat,) = found.score_texts(asked)
+        beyond = "line 7: .*copy: prompt and text have 13 tokens, its window is 12"
+        with pytest.raises(RewardError, match=beyond):
+            found.score_texts([ScoredText("line 7", "a" * 6, "b" * 6)])
 
     assert ends_none == ends_itself == pytest.approx(scored("is it goode"), abs=1e-6)
     assert of_a_chat == pytest.approx(scored("uhie\nagoe"), abs=1e-6)
@@ -190,14 +193,6 @@ def test_a_reward_model_sees_the_tools_of_a_chat_and_no_special_token_in_a_text(
     assert of_a_chat == pytest.approx(scored("tide uhie\nagoe"), abs=1e-6)
 
 
-def test_a_text_beyond_the_window_of_a_reward_model_is_named(tmp_path, with_an_end):
-    with (
-        scorer(tmp_path, with_an_end[0], timeout_s=60.0) as found,
-        pytest.raises(RewardError, match=r"line 7: .*copy: prompt and text have 13 tokens, its window is 12"),
-    ):
-        found.score_texts([ScoredText("line 7", "a" * 6, "b" * 6)])
-
-
 def take_the_score(path):
     """Leave the model without its head, which transformers would draw; as many numbers have another name."""
     weights = load_file(path / "model.safetensors")
@@ -215,6 +210,7 @@ def claim(**changes):
     return change
 
 
+@pytest.mark.quick_cases("no score", "claimed vocabulary")
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
