@@ -244,12 +244,8 @@ class StallDiagnosis:
             silent = await self._audit_inputs(ledger, audit, ("forward", "backward"), order)
             if silent is not None:
                 return silent
-        late = (
-            []
-            if ledger.unreported_audits
-            else [auditor for _, auditor in ledger.unfinished_step_audits if auditor != OWNER]
-        )
-        return next(iter(late), None)
+        owed = () if ledger.unreported_audits else ledger.unfinished_step_audits
+        return next((auditor for _, auditor in owed if auditor != OWNER), None)
 
     async def _audit_inputs(
         self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction], order: AuditOrder
