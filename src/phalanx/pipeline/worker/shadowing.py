@@ -84,12 +84,14 @@ class ShadowedStages:
 
     def _report_held(self, shadow: ShadowStage, gradients: dict[str, Tensor]) -> None:
         """Tell the owner that the gradient of a stage is here."""
+        # what the owner hands on to itself comes without headers
+        came = [part.fields.payload_digest for part in shadow.parts]
         report = GradientHeld(
             epoch=self._roles.epoch,
             step=self._roles.step,
             stage=shadow.stage_index,
             norm_squared=finite_norm_squared(gradients, self._context.plan.numerics),
-            gradient=digest_of_parts([part.fields.payload_digest for part in shadow.parts]),
+            gradient=digest_of_parts(came) if came else transfer_digest(gradients),
             parts=tuple(to_signed(part) for part in shadow.parts),
         )
         self._context.post(OWNER, report, ())
