@@ -177,6 +177,12 @@ FOUND = {
         {1: (Act(At("apply", 0, event="gets"), Say("tensor", (Alter(("shape",), "flood"),), to="worker-2")),)},
         steps=2,
     ),
+    "7: the owner alone shadows, its gradients are of the next epoch, and the step's time ends before a name": Schedule(
+        "K3 patient",
+        {1: (Act(At("bulk", 2, lasting=True), Send((Alter(("epoch",), "ahead"),))),)},
+        moves=((1, "kill", 2),),
+        steps=4,
+    ),
     "young: an heir that got a stage between two steps is asked to go back further, and replaced": Schedule(
         "K4",
         {
@@ -257,6 +263,17 @@ def test_every_act_of_a_found_case_is_carried_out(theatre, schedule):
     outcome = theatre.play_once(schedule)
 
     assert outcome.fired == {f"worker-{n}": set(range(len(acts))) for n, acts in schedule.acts.items()}
+
+
+def test_a_gradient_that_the_owner_as_the_only_shadow_lacks_is_handed_on_and_accuses_nobody(theatre):
+    schedule = Schedule("K3", {1: (Act(At("bulk", 2), Withhold()),)}, moves=((1, "kill", 2),), steps=4)
+
+    outcome = theatre.play(schedule)
+
+    assert theatre.faults(schedule, outcome) == []
+    assert outcome.lost == ["worker-2"]
+    assert [body["step"] for kind, body in outcome.events if kind == "relayed" and body["what"] == "fetch_bulk"] == [2]
+    assert [body for kind, body in outcome.events if kind == "verdict_refused"] == []
 
 
 def test_what_a_run_keeps_as_evidence_is_for_its_owner_alone(theatre):

@@ -77,7 +77,8 @@ class Party:
             raise FrameError(f"{self.name}: {received.sender!r} sent {message.kind!r}; only {OWNER!r} may")
         if isinstance(message, Assign):
             self._take_roles(message)
-        elif message.epoch > self.roles.epoch:
+        elif message.epoch > self.roles.epoch and not (self.name == OWNER and isinstance(message, Bulk)):
+            # a gradient follows from what the owner sends in an epoch: none is there before it begins
             self._keep_for_later(received)
         elif message.epoch == self.roles.epoch and isinstance(message, NoiseKeys):
             self.roles.take_noise_keys(message, received.payload)
