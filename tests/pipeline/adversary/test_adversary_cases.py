@@ -183,6 +183,23 @@ FOUND = {
         moves=((1, "kill", 2),),
         steps=4,
     ),
+    "7, variant: the same, as the search has found it, behind a tensor that was withheld": Schedule(
+        "K3 patient",
+        {
+            1: (
+                Act(At("tensor", 0, nth=3), Withhold()),
+                Act(At("bulk", 2, lasting=True), Send((Alter(("epoch",), "ahead"),))),
+            )
+        },
+        moves=((1, "kill", 2),),
+        steps=4,
+    ),
+    "7, variant: the same in every step, from the first one on": Schedule(
+        "K3 patient",
+        {1: (Act(At("bulk", **ALWAYS), Send((Alter(("epoch",), "ahead"),))),)},
+        moves=((1, "kill", 2),),
+        steps=4,
+    ),
     "young: an heir that got a stage between two steps is asked to go back further, and replaced": Schedule(
         "K4",
         {
