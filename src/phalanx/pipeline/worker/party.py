@@ -57,7 +57,7 @@ class Party:
         self._shadowing = ShadowedStages(context, roles)
         self._uploads = StateUploads(context.post)
         self._early_messages: list[ReceivedMessage] = []
-        self._states_due = False
+        self._states_due = self._has_begun = False
 
     @property
     def num_inputs(self) -> int:
@@ -77,8 +77,7 @@ class Party:
             raise FrameError(f"{self.name}: {received.sender!r} sent {message.kind!r}; only {OWNER!r} may")
         if isinstance(message, Assign):
             self._take_roles(message)
-        elif message.epoch > self.roles.epoch and not (self.name == OWNER and isinstance(message, Bulk)):
-            # a gradient follows from what the owner sends in an epoch: none is there before it begins
+        elif message.epoch > self.roles.epoch:
             self._keep_for_later(received)
         elif message.epoch == self.roles.epoch and isinstance(message, NoiseKeys):
             self.roles.take_noise_keys(message, received.payload)
@@ -123,7 +122,7 @@ class Party:
         self._shadowing.drop_audits()
         self.finish_applies()
         self._uploads.drop_uploads()
-        self._states_due = False
+        self._states_due = self._has_begun = False
         self.roles.take_assignment(message)
         self._announce_if_ready()
         self._replay_early()
@@ -139,8 +138,9 @@ class Party:
         self._catch_up(message.step)
         if message.step == self.roles.step + 1 or self._shadowing.is_behind(message):
             self._keep_for_later(received)
-            return
-        self._shadowing.take_gradient(received, message)
+        elif self._has_begun:
+            # a gradient follows from what the owner sends when all are ready, and one before that is none
+            self._shadowing.take_gradient(received, message)
 
     def _keep_for_later(self, received: ReceivedMessage) -> None:
         if sum(item.sender == received.sender for item in self._early_messages) >= _MAX_EARLY:
@@ -197,7 +197,7 @@ class Party:
 
     def begin_step(self, step: int, batch: StepInputs | None = None) -> None:
         """Start a step in every stage and shadow of this party; only the owner has a batch."""
-        self.roles.step = step
+        self.roles.step, self._has_begun = step, True
         for holder in self.hosted.values():
             holder.begin_step(step, batch)
         for shadow in self.shadows.values():
