@@ -112,6 +112,16 @@ def test_half_a_copy_is_none_and_is_removed_with_those_no_longer_kept(save, stor
     assert store.list_steps() == {8}
 
 
+def test_where_folders_are_real_half_a_copy_without_a_manifest_is_removed_too(save, tmp_path):
+    store = RemoteStore(f"file://{tmp_path / 'remote'}", "demo")
+    store.upload_checkpoint(save(7))
+    (tmp_path / "remote" / "demo" / "step-00000007" / "manifest.json").unlink()
+
+    store.prune_steps(set())
+
+    assert list((tmp_path / "remote" / "demo").iterdir()) == []
+
+
 def test_an_altered_copy_is_refused_by_name(save, owner, store, bucket, files, tmp_path):
     store.upload_checkpoint(save(7))
     name = f"{bucket}/runs/demo/step-00000007/stage-1.safetensors"

@@ -183,14 +183,17 @@ class Liar:
         )
 
     def _said(self, deed: Say, number: int) -> OutgoingMessage:
-        headers = [header.fields for header, _ in reversed(self.host_view.headers)]
-        mine = [each.body for each in headers if (each.kind, certified_name(each.sender)) == (deed.kind, self.name)]
+        mine = [
+            (header.fields.body, payload)
+            for header, payload in reversed(self.host_view.headers)
+            if (header.fields.kind, certified_name(header.fields.sender)) == (deed.kind, self.name)
+        ]
         now = {name: value for name, value in self._now.items() if name in ("epoch", "step")}
-        body = template(deed.kind, self._now | self._about)
+        body, payload = mine[0] if mine else (template(deed.kind, self._now | self._about), bytes(64))
         if mine:
-            body = {**mine[0], **{name: value for name, value in now.items() if name in body}}
+            body = {**body, **{name: value for name, value in now.items() if name in body}}
         body = altered(deed.kind, body, deed.alters, self.host_view)
-        return OutgoingMessage(deed.to, Raw(deed.kind, _later(body, number)), PAYLOADS[deed.payload](bytes(64)))
+        return OutgoingMessage(deed.to, Raw(deed.kind, _later(body, number)), PAYLOADS[deed.payload](payload))
 
     # --- lies in computations ---------------------------------------------------------------------
 

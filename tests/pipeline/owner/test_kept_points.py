@@ -4,7 +4,8 @@ import pytest
 
 from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.testing import tiny_run
+from phalanx.pipeline.protocol.messages import UpdateReport
+from phalanx.testing import Actor, rewrite_only, tiny_run
 
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
 STEPS = 13
@@ -65,7 +66,9 @@ def test_a_loss_takes_back_the_step_whose_state_only_the_shadow_is_left_to_sign_
     make_company, honest_digest
 ):
     run = tiny_run(guard=GuardConfig(keep_states=4, **NO_COIN))
-    company = make_company(run)
+    # it dies before it signs what its sixth update gave, however quick it is
+    unsigned = rewrite_only(UpdateReport, lambda outgoing, report: () if report.step == 6 else (outgoing,))
+    company = make_company(run, {1: Actor(rewrite=unsigned)})
 
     company.run(6)
     company.kill_worker("worker-1")
