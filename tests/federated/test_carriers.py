@@ -104,14 +104,20 @@ class OverBridge:
         self.scene = BridgeScene(home, terms, identities, f"{RUN[:16]}-1", engine)
         self.carrier = self.scene.carrier
         self.killed = threading.Event()
+        self.ending = {}
 
     def begin_phase(self, name, answer, session=None):
+        if (ending := self.ending.pop(name, None)) is not None:
+            # the owner learns of the death before the dying thread has closed its socket; a process that dies
+            # closes all at once, and a later one finds none that listens
+            ending.join()
         self.killed.clear()
         self.scene.serve(name, dying(answer, self.killed), session)
 
     def kill(self, name):
         # its process ends in the order after this
         self.killed.set()
+        self.ending[name] = self.scene.threads[name]
 
     def close(self):
         self.scene.close()
