@@ -171,8 +171,8 @@ def leak_and_loss() -> str:
 
 
 def leak_and_work() -> str:
-    """Return what a stage recovers over the owner's share of the work, by model and way of training."""
-    plain = [row for row in summary() if row["guard"] == "plaintext"]
+    """Return what a stage recovers of a full training over the owner's share of the work, by model."""
+    plain = [row for row in summary() if (row["guard"], row["regime"]) == ("plaintext", "full")]
     curves = {
         f"{model}: tokens": [
             (100 * row["owner_cpu_share"], 100 * row["tokens"]) for row in plain if row["model"] == model

@@ -1,6 +1,7 @@
 """How the rows of the tables of `docs/leaks.md` about pipelines are made from the raw result that it names."""
 
 from collections.abc import Iterator
+from statistics import mean
 from typing import Any
 
 Result = dict[str, Any]
@@ -47,11 +48,10 @@ def by_stage(result: Result) -> Iterator[str]:
 
 def by_guard(result: Result) -> Iterator[str]:
     """What the first and the last middle stage learn under each guard, and what it costs the model."""
-    plain = {(row["model"], row["regime"]): row["loss"] for row in result["summary"] if row["guard"] == "plaintext"}
     last = {row["model"]: max(one["stage"] for one in of(result, row["model"])) for row in result["summary"]}
     for row in result["summary"]:
         if row["stage"] in (1, last[row["model"]]):
-            base = plain[row["model"], row["regime"]]
+            base = loss_without_guard(result, row)
             yield line(
                 row["model"],
                 row["regime"],
@@ -63,6 +63,14 @@ def by_guard(result: Result) -> Iterator[str]:
                 f"{row['loss']:.3f}",
                 f"{100 * (row['loss'] / base - 1):+.1f} %",
             )
+
+
+def loss_without_guard(result: Result, row: Result) -> float:
+    """The loss of the same seeds with nothing hidden."""
+    key = ("model", "regime")
+    mine = [other for other in result["rows"] if all(other[name] == row[name] for name in key)]
+    seeds = {other["seed"] for other in mine if (other["guard"], other["noise"]) == (row["guard"], row["noise"])}
+    return mean(other["loss"] for other in mine if other["guard"] == "plaintext" and other["seed"] in seeds)
 
 
 def of(result: Result, model: str) -> list[Result]:
