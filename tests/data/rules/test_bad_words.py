@@ -30,6 +30,7 @@ def judge(text, **settings):
         ("to frob the nicator", 2),  # the word and the phrase
         ("这是坏话吗", 1),
         ("İİİ frob", 1),
+        ("这是frob的", 1),
         ("nothing", 0),
         ("", 0),
     ],

@@ -22,6 +22,11 @@ PERSONAL = (
     "DE89 3704 0044 0532 0130 00",
     "4111 1111 1111 1111",
     "2001:4860:4860::8888",
+    "an jörg.müller@münchen.de",
+    "a@例子.中国",
+    "+33\u202f6\u202f12\u202f34\u202f56\u202f78",
+    "+49–30–1234–5678",
+    "卡号４１１１　１１１１　１１１１　１１１１是",
 )
 OTHERS = (
     "\x1b[2J",
@@ -74,7 +79,7 @@ texts = st.lists(
         st.sampled_from((*SECRETS, *PERSONAL, *OTHERS, TRAINED)),
         st.sampled_from(PLAIN),
         st.text(max_size=20),
-        st.text(alphabet="0123456789 -+().@abAB:/<![]\u00ad\u200b\ufe0f", max_size=60),
+        st.text(alphabet="0123456789 -+().@abABä例\u00a0–＠１:/<![]\u00ad\u200b\ufe0f", max_size=60),
     ),
     max_size=12,
 ).map("".join)
