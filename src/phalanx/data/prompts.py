@@ -170,6 +170,12 @@ def _read_prompt_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
         record = parse_object(text_line, place)
         if not isinstance(record.get(PROMPT), str | list) or not record[PROMPT]:
             raise DataError(f'{place}: has no "{PROMPT}"; every line is an object with a text, or a list of messages')
+        try:
+            canonical_json(record)
+        except ValueError as exc:
+            raise DataError(
+                f"{place}: holds NaN, an infinite number or a lone surrogate, which is not JSON; correct that line"
+            ) from exc
         rows.append((place, record))
     if not rows:
         raise DataError(f'{path}: has no prompt; every line is an object with a text "{PROMPT}"')

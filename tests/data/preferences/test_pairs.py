@@ -252,3 +252,21 @@ def test_what_nobody_can_learn_from_is_refused(tmp_path):
         prepared(written(tmp_path / "b.jsonl", ["\n"]))
     with pytest.raises(ValueError, match="template: unknown template 'other'; expected model, chatml, plain"):
         PreferencesConfig(sources=(PreferenceSource(path=tmp_path),), template="other")
+
+
+def test_no_more_preferences_are_read_than_allowed_over_all_sources(tmp_path):
+    sources = [
+        PreferenceSource(path=written(tmp_path / f"{start}.jsonl", [pair(n) for n in range(start, start + 5)]))
+        for start in (0, 10, 20)
+    ]
+    config = DataConfig(
+        preferences=PreferencesConfig(sources=tuple(sources), template="plain"),
+        tokenizer=BpeConfig(vocab_size=258),
+        sequence_length=64,
+        validation_share=0.0,
+        max_documents=5,
+    )
+
+    corpus = prepare_preferences(config, tmp_path / "cache", 3, None, [].append)
+
+    assert corpus.num_train_sequences == 5

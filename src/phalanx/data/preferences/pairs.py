@@ -252,10 +252,12 @@ def _read_preferences(data: DataConfig, wanted: PreferencesConfig, say: Say) -> 
         files = PreferenceFiles(source, wanted.broken)
         for name, preference in files.read_preferences():
             unique.setdefault(preference.model_dump_json(), (name, preference))
-            if data.max_documents is not None and len(unique) >= data.max_documents:
+            if len(unique) == data.max_documents:
                 break
         if files.num_dropped:
             say(f"data.preferences.sources.{number}: {files.num_dropped} lines are not preferences: dropped")
+        if len(unique) == data.max_documents:
+            break
     if not unique:
         paths, do = [source.path for source in wanted.sources], "give it another path"
         state = "is empty" if all(map(is_empty, paths)) else "has no preference"
