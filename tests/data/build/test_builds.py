@@ -2,6 +2,7 @@
 
 import functools
 import os
+import resource
 import shutil
 
 import pytest
@@ -28,6 +29,22 @@ def built(tmp_path, steps):
     """A finished dataset with all fates in it."""
     build_recipe(read_recipe(tmp_path), tmp_path / "whole")
     return open_dataset(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("size_bytes", [100, 1_000, 4_000])
+def test_a_full_disk_ends_a_build_with_what_to_do_and_it_goes_on(tmp_path, steps, size_bytes):
+    """The disk takes no file of more bytes, which the operating system says at the write, or at the close behind it."""
+    recipe = read_recipe(tmp_path)
+    build_recipe(recipe, tmp_path / "whole")
+
+    def build_on_full_disk():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
+        with pytest.raises((DataError, InputError), match=r"cannot be written .*(again|another path)"):
+            build_recipe(recipe, tmp_path / "full")
+
+    assert run_in_fork(build_on_full_disk) == 0
+    build_recipe(recipe, tmp_path / "full")
+    assert tree(tmp_path / "full") == tree(tmp_path / "whole")
 
 
 def test_every_byte_of_every_source_is_kept_or_told_of(built):
