@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,15 @@ def test_a_mistake_is_said_and_nothing_is_left_behind(home, capfd, words, exit_c
     assert code == exit_code
     assert said in found["error"]["message"]
     assert sorted(path.name for path in home.iterdir()) == before
+
+
+def test_a_file_whose_name_is_not_utf8_is_named(home, capfd):
+    (home / "texts" / os.fsdecode(b"na\xefve.txt")).write_text("a word")
+
+    code, found = told(capfd, train("out"))
+
+    assert code == 3
+    assert r"na\xefve.txt: its path is not UTF-8, which a recipe is written in; rename" in found["error"]["message"]
 
 
 def test_text_without_a_word_is_refused(home, capfd):
