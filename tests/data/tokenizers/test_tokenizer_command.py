@@ -45,6 +45,15 @@ def test_a_trained_vocabulary_is_one_that_a_run_can_name(home, capfd):
     assert json.loads((home / "made/first/tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
 
 
+def test_an_empty_file_of_a_folder_is_passed_over_and_a_named_one_told_of(home, capfd):
+    (home / "texts" / "c.txt").write_text("")
+
+    assert told(capfd, train("out"))[0] == 0
+    code, found = told(capfd, train("other", "--text", "texts/c.txt"))
+    assert code == 3
+    assert "c.txt: is empty" in found["error"]["message"]
+
+
 def test_training_twice_gives_the_same_bytes_in_every_file(home, capfd):
     for name in ("one", "two"):
         assert told(capfd, train(name))[0] == 0

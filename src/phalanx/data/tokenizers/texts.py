@@ -65,7 +65,9 @@ def language_detector() -> Callable[[str], str]:
 
 def _list_files(paths: Iterable[Path]) -> Iterator[SourceFile]:
     for path in paths:
-        yield from (file for file in list_all(path, _SUFFIXES) if file.passed_over is None)
+        files = [file for file in list_all(path, _SUFFIXES) if file.passed_over is None]
+        # an empty file of a folder is none of its texts; one that was named is told of
+        yield from [file for file in files if not is_empty(file.path)] or files if path.is_dir() else files
 
 
 def _file_source(file: SourceFile, field: str) -> SourceConfig:
