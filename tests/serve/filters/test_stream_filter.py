@@ -1,5 +1,7 @@
 """A stream's verdict is that of the whole text, wherever it is cut, and nothing that is refused has gone out before."""
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,6 +152,24 @@ def test_of_training_text_less_than_a_span_goes_out(filters):
 
     assert refusal[0] == "verbatim"
     assert len(out) < len("It says: ") + 223
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_what_a_model_learned_is_found_whatever_form_its_files_have(tmp_path, form, line_end):
+    """A run learns texts in NFC with line feeds, and so a model recites them."""
+    lines = [f"line {number} über die Lehre, kurz" for number in range(12)]
+    VerbatimIndex.write(tmp_path / "new" / "a.npy", [unicodedata.normalize(form, line_end.join(lines))])
+    filters = TextFilters(FiltersConfig(output=OutputFilters(verbatim_index=tmp_path / "new" / "a.npy")))
+
+    assert verdict_of(filters, ["\n".join(lines)])[1][0] == "verbatim"
+
+
+def test_an_index_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(DataError, match=r"a\.npy: cannot be written"):
+        VerbatimIndex.write(tmp_path / "file" / "a.npy", ["text"])
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
