@@ -61,6 +61,14 @@ def test_a_well_formed_file_becomes_frozen_data(tmp_path: Path) -> None:
         run.train.steps = 4
 
 
+def test_a_file_as_windows_writes_it_is_the_same(tmp_path: Path) -> None:
+    text = "[train]\nsteps = 3\n"
+
+    assert load_config(write(tmp_path, "\ufeff" + text.replace("\n", "\r\n")), Run) == load_config(
+        write(tmp_path, text), Run
+    )
+
+
 def test_an_unknown_key_is_named_with_a_suggestion_and_the_choices(tmp_path: Path) -> None:
     message = refused(tmp_path, "[train]\nsteps = 3\nbatch_sise = 8\n")
 

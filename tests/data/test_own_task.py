@@ -50,6 +50,7 @@ def test_a_whole_number_may_stand_for_a_class_and_rows_are_not_thrown_away(tmp_p
         ("a.jsonl", '{"note": " ", "diagnosis": "flu"}\n', ["line 1", "'note' has no text"]),
         ("a.jsonl", '{"note": ["x"], "diagnosis": "flu"}\n', ["line 1", "'note' has no text"]),
         ("a.jsonl", '\n["x"]\n', ["line 2", "JSON list"]),
+        ("a.jsonl", '{"note": "x\\ud800", "diagnosis": "flu"}\n', ["line 1", "a lone surrogate"]),
         ("a.jsonl", "{\n", ["line 1", "is not JSON"]),
         ("a.jsonl", '{"note": "x", "note": "y", "diagnosis": "flu"}\n', ["line 1", "a key is there twice"]),
         ("a.jsonl", "\n", ["has no text"]),

@@ -6,10 +6,12 @@ import tokenizers
 from made_text import made_config, made_documents, write_text
 from pydantic import ValidationError
 
+from phalanx.config import config_of
 from phalanx.data import prepare_corpus, prepare_validation_sets, validation_batches
 from phalanx.data.config import DataConfig, ValidationSetConfig
 from phalanx.data.sources import TextConfig
 from phalanx.errors import DataError
+from tiny_dataset import write_tiny_dataset
 
 
 @pytest.fixture
@@ -69,6 +71,20 @@ def test_documents_that_the_run_trains_on_too_are_counted(config, tmp_path, monk
     assert sets["mixed"].user_note.startswith("7 of its 47 documents are trained on too")
     monkeypatch.setattr("phalanx.data.validation_sets._MAX_COMPARED", 10)
     assert "is not compared" in prepare_validation_sets(wanted, corpus, tmp_path / "cache")["fresh"].user_note
+
+
+def test_documents_of_a_dataset_are_counted_with_the_line_end_that_a_build_keeps(tmp_path):
+    texts = [f"the hoplite number {number} holds {number * number} shields in line\n" for number in range(40)]
+    write_tiny_dataset(tmp_path / "built", {"text": texts})
+    wanted = config_of(
+        {"dataset": {"path": str(tmp_path / "built")}, "sequence_length": 16}, tmp_path / "run.toml", DataConfig
+    )
+    wanted = with_sets(wanted, one(tmp_path, "mixed", [*texts[:4], *made_documents(20, seed=9)]))
+    corpus = prepare_corpus(wanted, tmp_path / "cache", seed=1)
+
+    found = prepare_validation_sets(wanted, corpus, tmp_path / "cache")["mixed"]
+
+    assert found.user_note.startswith("4 of its 24 documents are trained on too")
 
 
 def test_a_set_is_the_same_for_every_seed_of_the_run(config, tmp_path):

@@ -58,6 +58,9 @@ def test_a_changed_answer_is_another_set(tmp_path):
         ('{"text": "a"}', 'line 2: has no "prompt"'),
         ('{"prompt": ""}', 'line 2: has no "prompt"'),
         ('{"prompt": 3}', 'line 2: has no "prompt"'),
+        ('{"prompt": "\\ud800"}', "line 2: holds .* a lone surrogate"),
+        ('{"prompt": [{"role": "user", "content": "\\ud800"}]}', "line 2: holds .* a lone surrogate"),
+        ('{"prompt": "b", "answer": NaN}', "line 2: holds NaN"),
         (
             {"prompt": "x" * 57},
             r"line 2: the prompt has 57 tokens, but data.sequence_length minus max_new_tokens leaves 56",

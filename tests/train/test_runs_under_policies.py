@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from phalanx.cli import run_command
 from phalanx.cli.app import app
 from phalanx.config import load_config
-from phalanx.data.shards import fingerprint_of, load_signer
+from phalanx.data.shards import SealKey, fingerprint_of, load_signer
 from phalanx.errors import ConfigError, PolicyError
 from phalanx.evaluate import read_result
 from phalanx.governance.release import approve_run, check_run, require_release
@@ -17,6 +17,7 @@ from phalanx.security.crypto import Identity
 from phalanx.train import PastRun, load_run, train
 from phalanx.train.entry import replay
 from phalanx.train.sessions import hooks
+from tiny_dataset import write_tiny_dataset
 from tiny_run_file import tiny_run_file
 
 OWNER, ALICE = Identity.without_certificate("owner"), Identity.without_certificate("alice")
@@ -53,6 +54,45 @@ def test_a_run_that_breaks_a_clause_leaves_nothing_behind(run_under, tmp_path):
         run_under("[privacy]\nmax_epsilon = 1.0\n")
 
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "share"),
+    [
+        ({"weights": "{ free = 0.0, paid = 1.0 }"}, "1.000"),
+        ({"weights": "{ free = 0.5, paid = 0.5 }"}, "0.500"),
+        ({"groups": '["paid"]'}, "1.000"),
+        ({"weights": "{ free = 0.9, paid = 0.1 }", "key_file": '"KEY"'}, None),
+        ({"groups": '["free"]'}, None),
+    ],
+    ids=["all", "half", "the group alone", "an encrypted dataset", "another group"],
+)
+def test_the_share_of_a_licence_is_that_of_the_tokens_that_the_run_draws(tmp_path, quietly, keys, share):
+    """The attacker: a trainer, who writes the run file, with a tenth of the dataset's text under the licence."""
+    texts = [f"the hoplite number {number} holds {number * number} shields in line" for number in range(100)]
+    key = SealKey.create_file(tmp_path / "KEY") if "key_file" in keys else None
+    groups = {"free": texts[:90], "paid": texts[90:]}
+    write_tiny_dataset(tmp_path / "texts", groups, licences=("MIT", "CC-BY-NC-4.0"), seal=key)
+    policy = tmp_path / "ours.toml"
+    policy.write_text('name = "ours"\n[data]\nmax_shares = { "CC-BY-NC-4.0" = 0.2 }\n')
+    sign_policy(policy, OWNER)
+    text = tiny_run_file("[parallel]\ndp = 1\n", steps=10, validate_every=0)
+    text = text.replace("validation_share = 0.2\nmax_documents = 12\n", "").replace(
+        'sources = [{ kind = "python_manual" }]\ntokenizer = { kind = "bpe", vocab_size = 300 }\n',
+        f'dataset = {{ path = "{tmp_path / "texts"}", {", ".join(f"{name} = {keys[name]}" for name in keys)} }}\n',
+    )
+    text = text.replace("KEY", str(tmp_path / "KEY"))
+    path = tmp_path / "run.toml"
+    path.write_text(f'{text}\n[policy]\nfile = "{policy}"\nsigner = "{fingerprint_of(OWNER)}"\n')
+
+    if share is None:
+        quietly(load_run(path), tmp_path / "run")
+        assert check_run(PastRun(tmp_path / "run"))[1] == []
+    else:
+        with pytest.raises(
+            PolicyError, match=rf"max_shares\.CC-BY-NC-4\.0: found {share} of the tokens .* allowed 0\.2"
+        ):
+            quietly(load_run(path), tmp_path / "run")
 
 
 def test_a_policy_that_was_changed_after_its_signature_starts_no_run(run_under, tmp_path, quietly):

@@ -181,12 +181,17 @@ def test_the_kind_of_a_source_is_seen_by_its_files(begun, tmp_path, name, conten
 def test_every_further_kind_is_seen_by_its_files_and_its_first_record(begun, tmp_path):
     table = io.BytesIO()
     parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pytest.importorskip("pyarrow").table({"n": [1], "body": ["a text"]}), table)
+    pa = pytest.importorskip("pyarrow")
+    parquet.write_table(pa.table({"n": [1], "tags": [["a"]], "body": ["a text"]}), table)
+    coded = io.BytesIO()
+    parquet.write_table(pa.table({"n": [1], "body": pa.array(["a text"]).dictionary_encode()}), coded)
     files = {
+        "coded.parquet": (coded.getvalue(), "parquet", {"column": "body"}),
         "a.warc.gz": (b"", "warc", {}),
         "a.parquet": (table.getvalue(), "parquet", {"column": "body"}),
         "a.csv": (b"id,said\n1,a longer text\n", "csv", {"template": "{said}"}),
         "a.tsv": (b"id\ttext\n1\tshort\n", "csv", {"template": "{text}"}),
+        "excel.csv": ("\ufeffsaid,id\r\na longer text,1\r\n".encode(), "csv", {"template": "{said}"}),
         "a.mbox": (b"From a\n\ntext\n", "mail", {}),
         "a.epub": (b"PK", "epub", {}),
         "a.rs": (b"fn main() {}\n", "code", {}),
@@ -332,6 +337,7 @@ def test_a_few_files_are_cut_into_paragraphs_so_that_some_can_be_held_out(begun,
     [
         ("chat.jsonl", '{"messages": []}', "no field with text"),
         ("empty.csv", "only,names\n", "not a table with a row of names"),
+        ("german.csv", "text;n\na text;1\n", "its one column is 'text;n'.* set `delimiter` of a csv source"),
         ("torn.parquet", "PAR1", "not a Parquet file"),
         ("list.jsonl", "[1]", "no field with text"),
         ("torn.jsonl", "{", "line 1: not JSON"),

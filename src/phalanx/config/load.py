@@ -86,7 +86,8 @@ def load_config(
         ConfigError: Names the file, the key, the value found and the expected one.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        # editors of Windows write a byte-order mark
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read ({exc.strerror}); give the path of a TOML file").with_facts(
             code="PHX-C003",

@@ -53,6 +53,7 @@ from phalanx.errors import DataError
 
 _NAMED = 3
 """Dropped conversations that are told by name."""
+_CHANGED = "a file changed while it was read; run again"
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def prepare_conversations(config: DataConfig, wanted: ConversationsConfig, job: 
     place = ShardPlace.from_cache(job.cache_dir, key, "chat-")
     if not place.home.exists():
         build = _ChatBuild(config, wanted, sources, template, job)
-        publish_directory(place.home, lambda directory: build.fill_directory(directory, place, key))
+        publish_directory(place.home, lambda directory: build.fill_directory(directory, place, key, fingerprints))
     return open_conversations(place.home, SequenceLayout.from_config(config), place.signer_fingerprint)
 
 
@@ -119,12 +120,18 @@ class _ChatBuild:
         self._cut = 0
         self._to_name: dict[bytes, str] = {}
 
-    def fill_directory(self, directory: Path, place: ShardPlace, key: str) -> None:
-        """Write and sign all files."""
+    def fill_directory(self, directory: Path, place: ShardPlace, key: str, fingerprints: list[str]) -> None:
+        """Write and sign all files.
+
+        Args:
+            fingerprints: Those of the sources from which the key was made.
+        """
         config, job = self._config, self._job
         intake = Intake(job.seed, config.validation_share, config.max_documents)
         named = ((config.kind, source) for config, source in zip(self._wanted.sources, self._sources, strict=True))
         spool = intake.spool_sources(named, directory, job.report)
+        if [counts.fingerprint for counts in spool.sources] != fingerprints:
+            raise DataError(f"data.conversations: {_CHANGED}")
         broken = self._broken_records()
         if not spool.train.documents:
             detail = f"; the first broken line is {broken[0].name}: {broken[0].reason}" if broken else ""
@@ -277,7 +284,7 @@ class _ChatBuild:
                     matches[content] = f"{document.name}: {wanted[content]}"
                     if len(matches) == len(wanted):
                         return list(matches.values())
-        return list(matches.values()) or ["data.conversations: a file changed while it was read; run again"]
+        return list(matches.values()) or [f"data.conversations: {_CHANGED}"]
 
     def _check_splits(self, train: ChatSplitRecord, held_out: ChatSplitRecord) -> None:
         left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(self._dropped.items()))

@@ -16,6 +16,7 @@ from phalanx.data.chat.conversation import Conversation, parse_prompt
 from phalanx.data.chat.encoding import ChatEncoder, open_chat
 from phalanx.data.chat.settings import OF_MODEL
 from phalanx.data.config import BpeConfig, DataConfig
+from phalanx.data.publish import publish_file
 from phalanx.data.sources.files import note_file_read
 from phalanx.data.sources.jsonl import parse_object
 from phalanx.data.tokenizers.tokenizer import (
@@ -125,10 +126,8 @@ def prepare_prompts(
         tokenizer = train_bpe(texts, data.tokenizer)
     else:
         tokenizer = load_tokenizer(data.tokenizer, model_tokenizer)
-    home = cache / f"prompts-{vocabulary_digest(tokenizer)[:16]}"
-    home.mkdir(parents=True, exist_ok=True)
-    path = home / TOKENIZER_FILE
-    path.write_bytes(tokenizer.to_json())
+    path = cache / f"prompts-{vocabulary_digest(tokenizer)[:16]}" / TOKENIZER_FILE
+    publish_file(path, tokenizer.to_json())
     original = path if isinstance(data.tokenizer, BpeConfig) else locate_tokenizer(data.tokenizer, model_tokenizer)
     room, end_of_turn = data.sequence_length - max_new_tokens, None
     with contextlib.ExitStack() as stack:
@@ -170,6 +169,12 @@ def _read_prompt_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
         record = parse_object(text_line, place)
         if not isinstance(record.get(PROMPT), str | list) or not record[PROMPT]:
             raise DataError(f'{place}: has no "{PROMPT}"; every line is an object with a text, or a list of messages')
+        try:
+            canonical_json(record)
+        except ValueError as exc:
+            raise DataError(
+                f"{place}: holds NaN, an infinite number or a lone surrogate, which is not JSON; correct that line"
+            ) from exc
         rows.append((place, record))
     if not rows:
         raise DataError(f'{path}: has no prompt; every line is an object with a text "{PROMPT}"')

@@ -1,4 +1,4 @@
-"""A directory of results that appears whole or not at all."""
+"""Directories and files of results that appear whole or not at all."""
 
 import os
 import shutil
@@ -30,6 +30,23 @@ def publish_directory(home: Path, fill: Callable[[Path], None]) -> None:
         raise DataError(f"{directory}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def publish_file(path: Path, content: bytes) -> None:
+    """Write a file of the cache whole or not at all; one with the same content stays."""
+    try:
+        if path.is_file() and path.read_bytes() == content:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as directory:
+            spare = Path(directory) / path.name
+            with spare.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            spare.replace(path)
+    except OSError as exc:
+        raise DataError(f"{path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
 
 
 def _sync_and_rename(directory: Path, home: Path) -> None:

@@ -1,5 +1,6 @@
 """Further validation sets of a run: text with sources of its own, packed with the run's tokenizer."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,12 +10,13 @@ from numpy.typing import NDArray
 from phalanx.data.batch import Batch
 from phalanx.data.config import BpeConfig, DataConfig, FileTokenizerConfig, TokenizerConfig
 from phalanx.data.corpus import Corpus
+from phalanx.data.own_shards import GROUP
 from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.preparation import prepare_corpus
 from phalanx.data.run_dataset import TRAIN
-from phalanx.data.shards import Dataset
+from phalanx.data.shards import Dataset, document_digest
 from phalanx.data.spool import Progress
-from phalanx.data.tokenizers.tokenizer import end_of_text
+from phalanx.data.tokenizers.tokenizer import end_of_text, open_tokenizer
 from phalanx.errors import DataError
 
 _SEED = 0
@@ -96,11 +98,26 @@ def _describe_shared(trained: NDArray[np.void] | None, held_out: Corpus) -> str:
     """Say how many documents of a validation set are among those that the run trains on, to the letter."""
     if trained is None or held_out.dataset is None:
         return "is not compared with the documents that the run trains on"
-    digests = held_out.dataset.document_digests(TRAIN)
-    num_shared = np.intersect1d(digests, trained, assume_unique=True).size
+    forms = _digest_forms(held_out, held_out.dataset)
+    num_shared = np.count_nonzero(np.isin(forms, trained).any(axis=1))
     if not num_shared:
         return ""
     return (
-        f"{num_shared} of its {digests.size} documents are trained on too: its figures say how well these are "
+        f"{num_shared} of its {len(forms)} documents are trained on too: its figures say how well these are "
         "remembered; take them out of one of both"
     )
+
+
+def _digest_forms(held_out: Corpus, dataset: Dataset) -> NDArray[np.void]:
+    """Return digests of each document, ``[documents, 2]``: as a run takes a text, and as a data build does.
+
+    The second one has the line end behind it, where it decodes to the very text.
+    """
+    tokenizer = open_tokenizer(held_out.tokenizer_path, held_out.eos_id)
+    tokens, starts = dataset.tokens(GROUP, TRAIN), dataset.document_starts(GROUP, TRAIN).tolist()
+    digests = []
+    for entry, (start, stop) in zip(dataset.document_entries(GROUP, TRAIN), itertools.pairwise(starts), strict=True):
+        ids = tokens[start + len(tokenizer.first_ids) : stop - 1].tolist()
+        text = tokenizer.backend.decode(ids, skip_special_tokens=False)
+        digests += [entry.digest, document_digest(f"{text}\n")]
+    return np.frombuffer(bytes.fromhex("".join(digests)), "V32").reshape(-1, 2)

@@ -31,12 +31,12 @@ class SourceShare:
     """One source of a dataset, as its manifest states it.
 
     Attributes:
-        tokens: Tokens in the training split.
+        tokens: Tokens of it that the run draws; of a group that it draws from, all texts count alike.
     """
 
     name: str
     licence: str
-    tokens: int
+    tokens: float
 
 
 @dataclass(frozen=True)
@@ -111,19 +111,22 @@ def _data_breaches(policy: TrainingPolicy, facts: RunFacts) -> Iterator[Breach]:
         yield Breach("data", "text without a manifest", "data.dataset, built by phalanx data build")
         return
     total = max(sum(source.tokens for source in facts.sources), 1)
-    tokens_of_licence: dict[str, int] = {}
+    # a share that is as large as allowed may be larger by rounding
+    total_of_limits = total * (1 + 1e-9)
+    tokens_of_licence: dict[str, float] = {}
     for source in facts.sources:
         tokens_of_licence[source.licence] = tokens_of_licence.get(source.licence, 0) + source.tokens
         if data.licences and source.licence not in data.licences:
             yield Breach("data.licences", f"{source.licence} of source {source.name}", ", ".join(data.licences))
-        if data.max_source_share is not None and source.tokens > data.max_source_share * total:
-            yield Breach(
-                "data.max_source_share", f"{source.tokens / total:.3f} of {source.name}", f"{data.max_source_share:g}"
-            )
+        if data.max_source_share is not None and source.tokens > data.max_source_share * total_of_limits:
+            share = source.tokens / total
+            yield Breach("data.max_source_share", f"{share:.3f} of {source.name}", f"{data.max_source_share:g}")
     for licence, max_share in data.max_shares.items():
-        if tokens_of_licence.get(licence, 0) > max_share * total:
+        if tokens_of_licence.get(licence, 0) > max_share * total_of_limits:
             share = tokens_of_licence[licence] / total
-            yield Breach(f"data.max_shares.{licence}", f"{share:.3f} of all tokens", f"{max_share:g}")
+            yield Breach(
+                f"data.max_shares.{licence}", f"{share:.3f} of the tokens that the run draws", f"{max_share:g}"
+            )
 
 
 def _privacy_breaches(policy: TrainingPolicy, facts: RunFacts) -> Iterator[Breach]:

@@ -48,8 +48,8 @@ class DataClauses(StrictModel):
     Attributes:
         signers: Keys of whom a dataset must be signed by one, verified by fingerprint; empty: anybody's, or none.
         licences: Licences that sources may have, as the manifest of the dataset states them; empty: all.
-        max_shares: Largest share of all training tokens by licence; 0 forbids it.
-        max_source_share: Largest share of one source.
+        max_shares: Largest share of the tokens that a run draws, by licence; 0 forbids it.
+        max_source_share: Largest share of one source in them.
     """
 
     signers: tuple[Fingerprint, ...] = ()

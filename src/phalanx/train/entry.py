@@ -250,8 +250,8 @@ def describe_run(run: RunConfig, run_dir: str | Path | None = None) -> Renderabl
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
     cache = cache_beside(_run_directory(run, run_dir))
-    open_policy(run, cache)
     given_run, run = run, settle_steps(run, cache)
+    open_policy(run, cache)
     source = open_model(run.model, cache / "models", run.train.seed)
     length_note = describe_length(given_run, run)
     lines = [] if length_note is None else [Text(length_note)]

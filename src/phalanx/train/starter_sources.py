@@ -157,14 +157,24 @@ def _text_column(file: Path) -> str:
     """Choose the column of a table that holds its text: `text`, else the longest cell of the first row."""
     delimiter = "\t" if ".tsv" in file.name.lower() else ","
     try:
-        rows = csv.reader((row.decode() + "\n" for row in iterate_lines(file)), delimiter=delimiter, strict=True)
+        lines = (row.decode("utf-8-sig") + "\n" for row in iterate_lines(file))
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
         names, cells = next(rows), next(rows)
     except (OSError, EOFError, ValueError, csv.Error, StopIteration, ImportError) as exc:
-        raise DataError(f"{file}: not a table with a row of names and a row of text ({type(exc).__name__})") from exc
+        raise _no_table(file, str(exc) or type(exc).__name__) from exc
+    if len(names) == 1 and any(sign in names[0] for sign in ";|\t,"):
+        raise _no_table(file, f"its one column is {names[0][:40]!r}")
     sizes = {name: len(cell) for name, cell in zip(names, cells, strict=False)}
     if not sizes:
-        raise DataError(f"{file}: not a table with a row of names and a row of text")
+        raise _no_table(file, "its first row has no cell")
     return "text" if "text" in sizes else max(sizes, key=sizes.__getitem__)
+
+
+def _no_table(file: Path, why: str) -> DataError:
+    return DataError(
+        f"{file}: not a table with a row of names and a row of text ({why}); write it in UTF-8, with commas between "
+        "cells, or tabs where it ends in .tsv; or set `delimiter` of a csv source in a run file"
+    )
 
 
 def _parquet_column(file: Path) -> str:
@@ -178,7 +188,8 @@ def _parquet_column(file: Path) -> str:
     except Exception as exc:
         # whatever a parser of foreign bytes raises
         raise DataError(f"{file}: not a Parquet file") from exc
-    texts = [column.name for column in schema if types.is_string(column.type) or types.is_large_string(column.type)]
+    kinds = {one.name: one.type.value_type if types.is_dictionary(one.type) else one.type for one in schema}
+    texts = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string", "string_view")]
     if not texts:
         raise DataError(f"{file}: no column of text")
     return "text" if "text" in texts else str(texts[0])

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import resource
 import shutil
 
 import pytest
@@ -11,9 +12,11 @@ from forked_child import run_in_fork
 from phalanx.data.build.all_passes import NoProgress
 from phalanx.data.build.look import account_entries, find_document, signed_report, verify_account
 from phalanx.data.build.preview import preview_build
+from phalanx.data.build.recipe import load_recipe
 from phalanx.data.build.run import WORK, BuildOptions, build_recipe
 from phalanx.data.build.store import WorkStore
 from phalanx.data.shards import SealKey, open_dataset
+from phalanx.data.shards.lookup import find_document as name_document
 from phalanx.errors import DataError, InputError
 
 
@@ -28,6 +31,22 @@ def built(tmp_path, steps):
     """A finished dataset with all fates in it."""
     build_recipe(read_recipe(tmp_path), tmp_path / "whole")
     return open_dataset(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("size_bytes", [100, 1_000, 4_000])
+def test_a_full_disk_ends_a_build_with_what_to_do_and_it_goes_on(tmp_path, steps, size_bytes):
+    """The disk takes no file of more bytes, which the operating system says at the write, or at the close behind it."""
+    recipe = read_recipe(tmp_path)
+    build_recipe(recipe, tmp_path / "whole")
+
+    def build_on_full_disk():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
+        with pytest.raises((DataError, InputError), match=r"cannot be written .*(again|another path)"):
+            build_recipe(recipe, tmp_path / "full")
+
+    assert run_in_fork(build_on_full_disk) == 0
+    build_recipe(recipe, tmp_path / "full")
+    assert tree(tmp_path / "full") == tree(tmp_path / "whole")
 
 
 def test_every_byte_of_every_source_is_kept_or_told_of(built):
@@ -232,3 +251,27 @@ def test_a_second_build_in_a_directory_is_refused_and_the_first_one_goes_on(tmp_
 
     assert refusals
     assert tree(first.directory) == tree(built.directory)
+
+
+@pytest.mark.parametrize("content", ["\ufeffa text\r\nof two lines\r\n", "a text\nof two lines\n", " \ra text"])
+def test_the_file_of_a_document_names_it_whatever_marks_and_line_ends_it_has(tmp_path, content):
+    """Or its owner is told, with a proof, that the text is nowhere in the dataset."""
+    (tmp_path / "texts").mkdir()
+    for number in range(20):
+        (tmp_path / "texts" / f"{number}.txt").write_bytes(f"{content}{number}\r\n".encode())
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        f'tokenizer = {{ kind = "bpe", vocab_size = 258 }}\n[[sources]]\nkind = "text"\npath = "{tmp_path / "texts"}"\n'
+    )
+    build_recipe(load_recipe(path), tmp_path / "built")
+    dataset = open_dataset(tmp_path / "built")
+
+    found = [name_document(dataset, str(tmp_path / "texts" / f"{number}.txt")).digest for number in range(20)]
+
+    assert len(set(found)) == 20
+    assert set(found) == {
+        entry.digest
+        for group, splits in dataset.groups.items()
+        for split in splits
+        for entry in dataset.document_entries(group, split)
+    }

@@ -32,6 +32,22 @@ def test_a_folder_of_files_takes_five_lines(tmp_path):
     assert recipe.step_names == ("unicode", "exact_duplicates")
 
 
+@pytest.mark.parametrize("fields", ["", 'fields = ["score"]'])
+def test_names_that_no_source_keeps_are_not_taken_for_none(tmp_path, fields):
+    """The rule would find the field in no document, and mask nothing."""
+    text = FIVE_LINES.replace('kind = "text"', f'kind = "jsonl"\n{fields}')
+    step = '[[steps]]\nkind = "pii"\nname = "mask"\nnames_field = "people"\n'
+    path = tmp_path / "recipe.toml"
+    path.write_text(text + step)
+
+    with pytest.raises(
+        ConfigError, match=r"sources\.0\.fields: lacks 'people', in which the step pii looks for names; add it"
+    ):
+        load_recipe(path)
+    path.write_text(FIVE_LINES.replace('kind = "text"', 'kind = "jsonl"\nfields = ["people"]') + step)
+    assert load_recipe(path).sources[0].fields == ("people",)
+
+
 def test_a_resolved_recipe_reads_back_as_itself(tmp_path):
     recipe = read_recipe(tmp_path)
     resolved = tmp_path / "resolved.toml"

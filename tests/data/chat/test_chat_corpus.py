@@ -73,6 +73,18 @@ def test_a_row_holds_one_conversation_and_its_labels_are_the_assistants(written,
     assert corpus.end_of_turn == 2
 
 
+def test_a_file_that_changes_while_it_is_read_is_noticed(written, tmp_path):
+    path = written(TALK, *map(talk, range(250)))
+
+    def grow(phase, _):
+        if phase == "read":
+            written(TALK, *map(talk, range(40)))
+
+    # the report comes every 200 conversations, while the file is still open
+    with pytest.raises(DataError, match="a file changed while it was read; run again"):
+        prepare_corpus(config(path), tmp_path / "cache", 1, progress=grow)
+
+
 def test_packed_rows_hold_every_conversation_once_whole_and_apart(written, corpus_of):
     path = written(TALK, *map(talk, range(40)))
 

@@ -1,10 +1,12 @@
 """Preferences as data: shapes that are about, two rows a pair, no prompt on both sides, and errors with their line."""
 
 import json
+import resource
 
 import pytest
 import torch
 
+from forked_child import run_in_fork
 from phalanx.data import IGNORE, BatchLoader, BpeConfig, DataConfig
 from phalanx.data.chat.settings import PreferencesConfig, PreferenceSource
 from phalanx.data.preferences import prepare_preferences, trim_padding
@@ -252,3 +254,42 @@ def test_what_nobody_can_learn_from_is_refused(tmp_path):
         prepared(written(tmp_path / "b.jsonl", ["\n"]))
     with pytest.raises(ValueError, match="template: unknown template 'other'; expected model, chatml, plain"):
         PreferencesConfig(sources=(PreferenceSource(path=tmp_path),), template="other")
+
+
+def test_no_more_preferences_are_read_than_allowed_over_all_sources(tmp_path):
+    sources = [
+        PreferenceSource(path=written(tmp_path / f"{start}.jsonl", [pair(n) for n in range(start, start + 5)]))
+        for start in (0, 10, 20)
+    ]
+    config = DataConfig(
+        preferences=PreferencesConfig(sources=tuple(sources), template="plain"),
+        tokenizer=BpeConfig(vocab_size=258),
+        sequence_length=64,
+        validation_share=0.0,
+        max_documents=5,
+    )
+
+    corpus = prepare_preferences(config, tmp_path / "cache", 3, None, [].append)
+
+    assert corpus.num_train_sequences == 5
+
+
+def test_a_vocabulary_that_a_crash_has_cut_off_is_written_again(tmp_path):
+    path = written(tmp_path / "a.jsonl", [pair(n) for n in range(20)])
+    first = prepared(path)
+    content = first.tokenizer_path.read_bytes()
+    first.tokenizer_path.write_bytes(content[:100])
+
+    assert prepared(path).digest == first.digest
+    assert first.tokenizer_path.read_bytes() == content
+
+
+def test_a_full_disk_is_told_where_a_vocabulary_is_kept(tmp_path):
+    path = written(tmp_path / "a.jsonl", [pair(n) for n in range(20)])
+
+    def prepare_on_full_disk():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        with pytest.raises(DataError, match=r"tokenizer\.json: cannot be written .* free space"):
+            prepared(path)
+
+    assert run_in_fork(prepare_on_full_disk) == 0

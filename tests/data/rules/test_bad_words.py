@@ -1,6 +1,7 @@
 """Words of the user's lists are counted; only beyond a threshold is a document dropped."""
 
 import sys
+import unicodedata
 
 import pytest
 from pydantic import ValidationError
@@ -30,6 +31,7 @@ def judge(text, **settings):
         ("to frob the nicator", 2),  # the word and the phrase
         ("这是坏话吗", 1),
         ("İİİ frob", 1),
+        ("这是frob的", 1),
         ("nothing", 0),
         ("", 0),
     ],
@@ -38,6 +40,15 @@ def test_whole_words_and_phrases_are_counted(words, text, hits):
     found = judge(text, files=(words,), own=False)
 
     assert (found.fields["bad_words"] if found else 0) == hits
+
+
+@pytest.mark.parametrize(("of_list", "of_text"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_a_word_is_found_in_either_normal_form(tmp_path, of_list, of_text):
+    (tmp_path / "a.txt").write_text(unicodedata.normalize(of_list, "blöde\n"), encoding="utf-8")
+
+    found = judge(unicodedata.normalize(of_text, "so blöde"), files=(tmp_path / "a.txt",), own=False)
+
+    assert found == Tag({"bad_words": 1, "bad_words_share": 0.5})
 
 
 def test_a_document_is_tagged_and_never_dropped_without_a_threshold(words):

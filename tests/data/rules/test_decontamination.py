@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import unicodedata
 
 import pytest
 from made_pages import HONEST, page_of
@@ -93,6 +94,32 @@ def test_the_end_of_a_files_name_says_how_it_is_read(tmp_path, name, text):
     table = EvaluationSetConfig(name="table", path=tmp_path / name, fields=("text",))
 
     assert judge(f"Of moons: {ITEM}", table) == Drop(RuleReason("words_of", "table item 1", 13))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", "\ufeff" + json.dumps({"id": "1", "text": ITEM}) + "\r\n\r\n"),
+        ("a.csv", f'\ufeffid,text\r\n1,"{ITEM}"\r\n'),
+        ("a.csv", f'\ufefftext,id\r\n"{ITEM}",1\r\n'),
+        ("a.txt", f"\ufeff{ITEM}\r\n\r\n"),
+    ],
+)
+def test_a_set_is_read_as_windows_writes_it(tmp_path, name, text):
+    (tmp_path / name).write_bytes(text.encode())
+    written = EvaluationSetConfig(name="written", path=tmp_path / name, fields=() if name == "a.txt" else ("text",))
+
+    assert judge(ITEM, written) == Drop(RuleReason("words_of", "written item 1", 13))
+
+
+@pytest.mark.parametrize(("of_set", "of_page"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_an_item_is_found_in_either_normal_form(tmp_path, of_set, of_page):
+    item = "Où l'été dernier étaient les élèves du lycée français près de la forêt de Fontainebleau"
+    (tmp_path / "a.txt").write_text(unicodedata.normalize(of_set, item), encoding="utf-8")
+
+    found = judge(unicodedata.normalize(of_page, item), EvaluationSetConfig(name="set", path=tmp_path / "a.txt"))
+
+    assert found == Drop(RuleReason("words_of", "set item 1", 13))
 
 
 @pytest.mark.parametrize(

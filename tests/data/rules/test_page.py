@@ -38,6 +38,14 @@ def test_two_grams_are_equal_exactly_where_their_terms_are(text, count):
     assert len(set(zip(runs, grams, strict=True))) == len(set(runs)) == len(set(grams))
 
 
+def test_lines_and_paragraphs_are_the_same_with_line_ends_of_windows():
+    text = "One line.\nAnother line.\n\nA paragraph.\n\n\nThe last one.\n"
+    page, of_windows = page_of(text), page_of(text.replace("\n", "\r\n"))
+
+    assert of_windows.filled_lines == page.filled_lines
+    assert of_windows.paragraphs == page.paragraphs
+
+
 def test_the_order_of_terms_counts_in_a_gram():
     assert page_of("a b").term_grams(2)[0] != page_of("b a").term_grams(2)[0]
 

@@ -29,6 +29,12 @@ def test_a_later_paragraph_is_cut_with_the_line_feeds_behind_it():
     }
 
 
+def test_a_paragraph_ends_at_an_empty_line_of_windows_too():
+    assert judge([LONG, f"before\r\n\r\n{LONG}\r\n\r\nafter"]) == {
+        1: Edit("before\r\n\r\nafter", 1, RuleReason("repeated_paragraphs", 1))
+    }
+
+
 def test_a_document_of_nothing_else_is_dropped():
     assert judge([LONG, f"  {LONG}\n\n{LONG} "]) == {1: Drop(RuleReason("repeated_paragraphs", 2))}
 

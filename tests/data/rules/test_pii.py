@@ -1,6 +1,7 @@
 """Personal data is masked, tagged or dropped by kind; what only looks like it stays."""
 
 import itertools
+import unicodedata
 
 import pytest
 from pydantic import ValidationError
@@ -44,6 +45,39 @@ def test_personal_data_is_masked_wherever_it_stands(kind, text, around):
     found = judge(around.format(text))
 
     assert found == Edit(around.format(f"<{kind}>"), 1, RuleReason("pii", f"{kind} 1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("an jörg.müller@example.de", "an <email>"),
+        ("info@münchen.de, u@www.muenchün.de", "<email>, <email>"),
+        (unicodedata.normalize("NFD", "an müller@münchen.de"), "an <email>"),
+        ("иван@почта.рф; a@उदाहरण.भारत", "<email>; <email>"),
+        ("请联系foo@bar.com谢谢，a@例子.中国，好", "请联系<email>谢谢，<email>，好"),
+        ("foo＠example．com으로", "<email>으로"),
+        ("地址8.8.8.8是，2001:4860:4860::8888是", "地址<ip>是，<ip>是"),
+        ("卡号4111 1111 1111 1111是", "卡号<card>是"),
+        ("账号DE89370400440532013000是", "账号<iban>是"),
+        ("电话+81 90-1234-5678です、번호는+82 2 1234 5678입니다", "电话<phone>です、번호는<phone>입니다"),
+        ("TEL：＋８１－９０－１２３４－５６７８", "TEL：<phone>"),
+        ("４１１１　１１１１　１１１１　１１１１", "<card>"),
+        ("٤١١١ ١١١١ ١١١١ ١١١١", "<card>"),
+        ("+33\u202f6\u202f12\u202f34\u202f56\u202f78 et 4111\u00a01111\u00a01111\u00a01111", "<phone> et <card>"),
+        ("GB82\u00a0WEST\u00a01234\u00a05698\u00a07654\u00a032", "<iban>"),
+        ("+49 30 1234–5678, 078‑05‑1120", "<phone>, <national_number>"),
+        ("8.8.8.8–8.8.4.4, 1–800–555–1212", "<ip>–<ip>, <phone>"),
+    ],
+)
+def test_personal_data_is_found_beside_and_in_other_scripts(text, shown):
+    assert judge(text).text == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["é8.8.8.8", "ж4111 1111 1111 1111", "微博@例子。新闻", "a@例子", "１２：３０：４５ａｂ：ｃｄ"]
+)
+def test_letters_around_a_number_and_texts_of_other_scripts_stay(text):
+    assert judge(text) is None
 
 
 @pytest.mark.parametrize(
@@ -127,6 +161,26 @@ def test_names_that_a_model_found_beforehand_are_masked_the_longest_first():
 
 
 @pytest.mark.parametrize(
+    ("names", "text", "shown"),
+    [
+        ("Müller", unicodedata.normalize("NFD", "Herr Müller kam"), "Herr <name> kam"),
+        (unicodedata.normalize("NFD", "Müller"), "Herr Müller kam", "Herr <name> kam"),
+        ("张三; Ada", "我叫张三，他是Ada的朋友", "我叫<name>，他是<name>的朋友"),
+        ("김철수", "김철수는 왔다", "<name>는 왔다"),
+        ("Ada Lovelace", "Ada\u00a0Lovelace, Ada\nLovelace", "<name>, <name>"),
+    ],
+)
+def test_names_are_found_in_either_normal_form_and_script(names, text, shown):
+    assert judge(text, {"people": names}, name="mask", names_field="people").text == shown
+
+
+def test_a_name_is_not_found_in_a_longer_word_that_ends_in_a_combining_mark():
+    text = unicodedata.normalize("NFD", "André")
+
+    assert judge(text, {"people": "Andre"}, name="mask", names_field="people") is None
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"name": "mask"}, "includes no model of names"),
@@ -140,7 +194,29 @@ def test_settings_that_contradict_themselves_are_refused(settings, message):
         PiiConfig(**settings)
 
 
-HOSTILE = ["@", "a@", "a.", "1", "1-", "+1 ", "(1", "1.", ":", "a:", "::", "GB82 ", "4111 ", "A", "AA11", "a@a.", "0 ("]
+HOSTILE = [
+    "@",
+    "a@",
+    "a.",
+    "1",
+    "1-",
+    "+1 ",
+    "(1",
+    "1.",
+    ":",
+    "a:",
+    "::",
+    "GB82 ",
+    "4111 ",
+    "A",
+    "AA11",
+    "a@a.",
+    "0 (",
+    "é@é.",
+    "例@例.",
+    "a@例",
+    "＠１",
+]
 
 
 def test_hostile_characters_of_every_kind_are_read_to_their_end():

@@ -43,6 +43,11 @@ def test_a_secret_is_masked_with_its_kind(kind, secret):
     assert found == Edit(f"export KEY='<{kind}>'; run", 1, RuleReason("secrets", f"{kind} 1; first at character 12", 0))
 
 
+@pytest.mark.parametrize(("kind", "secret"), SECRETS, ids=[kind for kind, _ in SECRETS])
+def test_a_secret_is_masked_between_letters_of_a_script_without_spaces(kind, secret):
+    assert judge(f"密钥{secret}是").text == f"密钥<{kind}>是"
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

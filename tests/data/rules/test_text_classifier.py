@@ -207,3 +207,8 @@ signer = "{tmp_path}/key"
     other, _ = train_classifier(make_texts(CALM, 100, 8), make_texts(LOUD, 100, 9))
     other.write_file(tmp_path / "model.safetensors")
     assert read_settings() != before
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone/a\.safetensors: cannot be written .* give another path"):
+        TextClassifier(np.zeros(1 << 18, np.float32), 0.0, {}).write_file(tmp_path / "gone" / "a.safetensors")

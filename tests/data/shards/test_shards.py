@@ -1,11 +1,13 @@
 """A dataset is read as it was written, and nothing of it that was altered is ever used."""
 
+import resource
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from forked_child import run_in_fork
 from made_dataset import FACTS, entry_of, ids_of, make_dataset
 from phalanx.data.shards import (
     DatasetWriter,
@@ -394,3 +396,14 @@ def test_composed_and_decomposed_text_have_one_digest() -> None:
     assert document_digest("e\u0301") == document_digest("\u00e9") != document_digest("e")
     with pytest.raises(DataError, match="lone surrogate at character 1"):
         document_digest("a\ud800")
+
+
+def test_a_full_disk_is_told_when_a_dataset_is_written(tmp_path: Path) -> None:
+    """What a stream holds back is written when it is closed, and that must not take the place of the first error."""
+
+    def write_on_full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        with pytest.raises(DataError, match=r"cannot be written .* free space, or give another path"):
+            make_dataset(tmp_path / "full")
+
+    assert run_in_fork(write_on_full_disk) == 0

@@ -69,6 +69,7 @@ def test_a_packed_file_that_ends_too_early_says_so(tmp_path, suffix):
     [
         (CsvConfig, "csv", "{},{}\n", "text,noise\n"),
         (lambda **keys: TextConfig(delimiter="\n", **keys), "txt", "{} {}\n", ""),
+        (lambda **keys: TextConfig(delimiter="\n", **keys), "txt", "{} {}\r\n", ""),
         (MailConfig, "mbox", "From a@b Thu Jan  1 00:00:00 2026\nSubject: {}\n\n{}\n\n", ""),
     ],
 )

@@ -32,6 +32,7 @@ CASES = {
     "a.jsonl": (JsonlConfig, {}, LINES),
     "b.jsonl": (DialogueConfig, {}, TURNS),
     "a.txt": (TextConfig, {"delimiter": "<|end|>"}, PARTS),
+    "b.txt": (TextConfig, {"delimiter": "\n"}, PARTS.replace(b"\n", b"\r\n")),
     "a.mbox": (MailConfig, {}, MAILS),
     "a.warc": (WarcConfig, {}, ARCHIVE),
     "a.warc.gz": (WarcConfig, {}, MEMBERS),

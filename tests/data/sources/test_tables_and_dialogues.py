@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,25 @@ def test_rows_of_every_row_group_are_documents_with_their_columns(tmp_path):
     assert (found[0].fields, found[2].fields) == ({"score": 0.5}, {})
     assert found[3].origin.url == "http://e.org/4"
     assert found[1] == BrokenRecord("a.parquet, row 2", 0, "no text in this row", is_unsupported=True)
+
+
+def test_decimals_and_times_beside_the_text_are_fields_and_cost_no_row(tmp_path):
+    path = tmp_path / "a.parquet"
+    columns = {
+        "text": ["one", "two"],
+        "id": pa.array([Decimal(10**17 + 1), None], pa.decimal128(38, 0)),
+        "price": pa.array([Decimal("1.25"), Decimal("2.00")], pa.decimal128(10, 2)),
+        "at": pa.array([10**18 + 1, None], pa.timestamp("ns", "UTC")),
+        "took": pa.array([1, 2], pa.duration("ns")),
+        "seen": pa.array([[1], None], pa.list_(pa.timestamp("ns"))),
+    }
+    path.write_bytes(parquet(columns))
+
+    first, second = records(ParquetConfig(path=path, fields=("id", "price", "took", "seen"), fetched_at="at"))
+
+    assert (first.text, first.fields) == ("one", {"id": 10**17 + 1, "price": 1.25})
+    assert (second.text, second.fields) == ("two", {"price": 2})
+    assert first.origin.fetched_at == "2001-09-09T01:46:40+00:00"
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.binary()])

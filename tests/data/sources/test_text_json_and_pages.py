@@ -47,6 +47,20 @@ def test_parts_add_up_to_the_file(tmp_path_factory, parts):
     ]
 
 
+@pytest.mark.parametrize(
+    ("delimiter", "parts"), [("\n\n", ["one\r\ntwo", "three", "four"]), ("\n", ["one", "two", ""])]
+)
+def test_a_delimiter_of_lines_cuts_files_of_windows_too(tmp_path, monkeypatch, delimiter, parts):
+    path = tmp_path / "a.txt"
+    path.write_bytes((delimiter.join(parts)).replace("\r\n", "\n").replace("\n", "\r\n").encode())
+
+    for block in (1, 2, 3, 1 << 20):
+        monkeypatch.setattr("phalanx.data.sources.records._BLOCK_BYTES", block)
+        found = records(TextConfig(path=path, delimiter=delimiter))
+        assert texts(found) == parts
+        assert raw_total(found) == path.stat().st_size
+
+
 def test_a_part_that_is_too_long_is_counted_and_the_next_one_read(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one|" + b"x" * 3_000_000 + b"|three")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_a_trained_vocabulary_is_one_that_a_run_can_name(home, capfd):
     assert found["vocabulary_digest"] == vocabulary_digest(tokenizer)
     assert (tokenizer.vocab_size, found["documents"]) == (300, 3)
     assert json.loads((home / "made/first/tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
+
+
+def test_an_empty_file_of_a_folder_is_passed_over_and_a_named_one_told_of(home, capfd):
+    (home / "texts" / "c.txt").write_text("")
+
+    assert told(capfd, train("out"))[0] == 0
+    code, found = told(capfd, train("other", "--text", "texts/c.txt"))
+    assert code == 3
+    assert "c.txt: is empty" in found["error"]["message"]
 
 
 def test_training_twice_gives_the_same_bytes_in_every_file(home, capfd):
@@ -88,6 +98,15 @@ def test_a_mistake_is_said_and_nothing_is_left_behind(home, capfd, words, exit_c
     assert code == exit_code
     assert said in found["error"]["message"]
     assert sorted(path.name for path in home.iterdir()) == before
+
+
+def test_a_file_whose_name_is_not_utf8_is_named(home, capfd):
+    (home / "texts" / os.fsdecode(b"na\xefve.txt")).write_text("a word")
+
+    code, found = told(capfd, train("out"))
+
+    assert code == 3
+    assert r"na\xefve.txt: its path is not UTF-8, which a recipe is written in; rename" in found["error"]["message"]
 
 
 def test_text_without_a_word_is_refused(home, capfd):

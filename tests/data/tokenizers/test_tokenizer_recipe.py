@@ -8,6 +8,7 @@ import pytest
 from phalanx.data.sources import Document
 from phalanx.data.tokenizers import recipe as recipe_module
 from phalanx.data.tokenizers.recipe import TokenizerRecipe, _SourceTexts, make_tokenizer
+from phalanx.data.tokenizers.training import train_tokenizer
 from phalanx.errors import DataError
 
 
@@ -60,6 +61,22 @@ def test_a_disk_that_fills_up_leaves_no_half_made_directory(tmp_path, monkeypatc
     monkeypatch.setattr(recipe_module, "_dump_json", fail)
     with pytest.raises(DataError, match="No space left"):
         make_tokenizer(recipe_over(tmp_path / "texts.txt"), tmp_path / "out")
+
+    assert os.listdir(tmp_path) == ["texts.txt"]
+
+
+def test_a_file_that_changes_while_it_is_read_makes_no_vocabulary(tmp_path, monkeypatch):
+    path = tmp_path / "texts.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog " * 50)
+
+    def train_and_grow(texts, config):
+        tokenizer = train_tokenizer(texts, config)
+        path.write_text("another text")
+        return tokenizer
+
+    monkeypatch.setattr(recipe_module, "train_tokenizer", train_and_grow)
+    with pytest.raises(DataError, match="changed while it was read; run again"):
+        make_tokenizer(recipe_over(path), tmp_path / "out")
 
     assert os.listdir(tmp_path) == ["texts.txt"]
 

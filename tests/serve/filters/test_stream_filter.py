@@ -1,5 +1,7 @@
 """A stream's verdict is that of the whole text, wherever it is cut, and nothing that is refused has gone out before."""
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +24,11 @@ PERSONAL = (
     "DE89 3704 0044 0532 0130 00",
     "4111 1111 1111 1111",
     "2001:4860:4860::8888",
+    "an jörg.müller@münchen.de",
+    "a@例子.中国",
+    "+33\u202f6\u202f12\u202f34\u202f56\u202f78",
+    "+49–30–1234–5678",
+    "卡号４１１１　１１１１　１１１１　１１１１是",
 )
 OTHERS = (
     "\x1b[2J",
@@ -74,7 +81,7 @@ texts = st.lists(
         st.sampled_from((*SECRETS, *PERSONAL, *OTHERS, TRAINED)),
         st.sampled_from(PLAIN),
         st.text(max_size=20),
-        st.text(alphabet="0123456789 -+().@abAB:/<![]\u00ad\u200b\ufe0f", max_size=60),
+        st.text(alphabet="0123456789 -+().@abABä例\u00a0–＠１:/<![]\u00ad\u200b\ufe0f", max_size=60),
     ),
     max_size=12,
 ).map("".join)
@@ -145,6 +152,24 @@ def test_of_training_text_less_than_a_span_goes_out(filters):
 
     assert refusal[0] == "verbatim"
     assert len(out) < len("It says: ") + 223
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_what_a_model_learned_is_found_whatever_form_its_files_have(tmp_path, form, line_end):
+    """A run learns texts in NFC with line feeds, and so a model recites them."""
+    lines = [f"line {number} über die Lehre, kurz" for number in range(12)]
+    VerbatimIndex.write(tmp_path / "new" / "a.npy", [unicodedata.normalize(form, line_end.join(lines))])
+    filters = TextFilters(FiltersConfig(output=OutputFilters(verbatim_index=tmp_path / "new" / "a.npy")))
+
+    assert verdict_of(filters, ["\n".join(lines)])[1][0] == "verbatim"
+
+
+def test_an_index_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(DataError, match=r"a\.npy: cannot be written"):
+        VerbatimIndex.write(tmp_path / "file" / "a.npy", ["text"])
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, create_model, model_validator
 from phalanx.config import StrictModel, any_kind, check_relative_paths, is_own, load_config, pin_own_code
 from phalanx.data.build.steps import STEPS
 from phalanx.data.config import FileTokenizerConfig
-from phalanx.data.rules import RuleSettings
+from phalanx.data.rules import PiiConfig, RuleSettings
 from phalanx.data.sources import SOURCES, OwnSourceConfig, SourceSettings
 from phalanx.data.tokenizers import ByteBpeTraining, SentencePieceTraining, WordPieceTraining
 
@@ -168,6 +168,18 @@ class DataRecipe(StrictModel):
         taken = sorted(set(self.step_names) & RESERVED)
         if taken:
             raise ValueError(f"steps: the label {taken[0]!r} is reserved for the account; choose another one")
+        return self
+
+    @model_validator(mode="after")
+    def _check_names_field(self) -> Self:
+        wanted = {step.names_field for step in self.steps if isinstance(step, PiiConfig)} - {None}
+        for field in wanted:
+            for number, source in enumerate(self.sources):
+                if field not in getattr(source, "fields", (field,)):
+                    # a document without the field would pass with all its names in it
+                    raise ValueError(
+                        f"sources.{number}.fields: lacks {field!r}, in which the step pii looks for names; add it"
+                    )
         return self
 
 

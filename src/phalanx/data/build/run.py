@@ -23,7 +23,7 @@ from phalanx.data.build.recipe import DataRecipe, ModelVocabulary, Training
 from phalanx.data.build.records import RecordFile, decode_document, import_zstd
 from phalanx.data.build.sift import DOCUMENTS
 from phalanx.data.build.steps import step_settings
-from phalanx.data.build.store import WorkStore, work_key
+from phalanx.data.build.store import WorkStore, not_written, work_key
 from phalanx.data.build.tally import ByteTally
 from phalanx.data.build.work import BuildWorker
 from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
@@ -135,7 +135,10 @@ class _Build:
             unseen={*self.recipe.quarantine.release, *self.recipe.quarantine.drop},
         )
         self.options.progress.begin_phase("write", 1, 0)
-        _, report = ending.write_dataset()
+        try:
+            _, report = ending.write_dataset()
+        except OSError as exc:
+            raise not_written(self.directory, exc) from exc
         shutil.rmtree(home, ignore_errors=True)
         return BuildResult(self.directory, self._dataset_digest(), report)
 

@@ -54,7 +54,7 @@ class WorkStore:
         try:
             directory = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._home))
         except OSError as exc:
-            raise _not_written(self._home, exc) from exc
+            raise not_written(self._home, exc) from exc
         try:
             summary = dict(work(directory))
             (directory / SUMMARY).write_bytes(canonical_json(summary))
@@ -62,7 +62,7 @@ class WorkStore:
                 sync_to_disk(path)
             self._publish_directory(directory, key)
         except OSError as exc:
-            raise _not_written(directory, exc) from exc
+            raise not_written(directory, exc) from exc
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         return summary
@@ -86,7 +86,8 @@ def sync_to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def _not_written(path: Path, exc: OSError) -> InputError:
+def not_written(path: Path, exc: OSError) -> InputError:
+    """Say that a build cannot write, and what to do."""
     kind = DiskError if is_disk_fault(exc) else InputError
     do = f"{writing_cure(exc)}, then run the build again"
     return kind(f"{path}: cannot be written ({exc.strerror}); {do}").with_facts(file=str(path), do=do)

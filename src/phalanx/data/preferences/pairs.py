@@ -15,6 +15,7 @@ from phalanx.data.chat.template import TEMPLATE_FILE
 from phalanx.data.config import BpeConfig, DataConfig
 from phalanx.data.preferences.encoder import AnswerEncoder, EncodedAnswer, PreferenceFiles
 from phalanx.data.preferences.preference import Preference
+from phalanx.data.publish import publish_file
 from phalanx.data.sources.listing import is_empty
 from phalanx.data.tokenizers.tokenizer import (
     TOKENIZER_FILE,
@@ -252,10 +253,12 @@ def _read_preferences(data: DataConfig, wanted: PreferencesConfig, say: Say) -> 
         files = PreferenceFiles(source, wanted.broken)
         for name, preference in files.read_preferences():
             unique.setdefault(preference.model_dump_json(), (name, preference))
-            if data.max_documents is not None and len(unique) >= data.max_documents:
+            if len(unique) == data.max_documents:
                 break
         if files.num_dropped:
             say(f"data.preferences.sources.{number}: {files.num_dropped} lines are not preferences: dropped")
+        if len(unique) == data.max_documents:
+            break
     if not unique:
         paths, do = [source.path for source in wanted.sources], "give it another path"
         state = "is empty" if all(map(is_empty, paths)) else "has no preference"
@@ -273,11 +276,8 @@ def _obtain_tokenizer(
     texts = [text for _, preference in preferences for text in _preference_texts(preference)]
     tokenizer = train_bpe(iter([text for text in texts if text]), data.tokenizer)
     content = tokenizer.to_json()
-    home = cache_dir / f"vocabulary-{hashlib.sha256(content).hexdigest()[:32]}"
-    home.mkdir(parents=True, exist_ok=True)
-    path = home / TOKENIZER_FILE
-    if not path.is_file():
-        path.write_bytes(content)
+    path = cache_dir / f"vocabulary-{hashlib.sha256(content).hexdigest()[:32]}" / TOKENIZER_FILE
+    publish_file(path, content)
     return tokenizer, path
 
 
@@ -291,10 +291,9 @@ def _kept_template(encoder: AnswerEncoder, cache_dir: Path) -> tuple[Path | None
     if encoder.chat_encoder is None:
         return None, None
     content = encoder.chat_encoder.chat_template.source.encode()
-    home = cache_dir / f"template-{hashlib.sha256(content).hexdigest()[:32]}"
-    home.mkdir(parents=True, exist_ok=True)
-    (home / TEMPLATE_FILE).write_bytes(content)
-    return home / TEMPLATE_FILE, encoder.chat_encoder.end_of_turn
+    path = cache_dir / f"template-{hashlib.sha256(content).hexdigest()[:32]}" / TEMPLATE_FILE
+    publish_file(path, content)
+    return path, encoder.chat_encoder.end_of_turn
 
 
 def _single_examples(one: Preference) -> list[Preference]:

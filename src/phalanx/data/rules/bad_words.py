@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from phalanx.data.normal_form import to_nfc
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, Tag
 from phalanx.data.rules.word_files import fold_case, is_whole_word, read_entries, search_all
@@ -55,12 +56,13 @@ class BadWords:
 
     def __init__(self, config: BadWordsConfig) -> None:
         default_words = OWN_WORDS if config.own else ()
-        self._entries = sorted({fold_case(entry) for entry in (*default_words, *read_entries(config.files))})
+        words = (*default_words, *read_entries(config.files))
+        self._entries = sorted({fold_case(to_nfc(word)) for word in words})
         self._config, self._hits = config, search_all(self._entries, "bad_words")
 
     def judge_page(self, page: Page) -> Outcome:
         """Tag with the number of hits and their share of the words; drop beyond the threshold."""
-        text = fold_case(page.text)
+        text = fold_case(to_nfc(page.text))
         counts = Counter(entry for entry, start, stop in self._hits(text) if is_whole_word(text, start, stop))
         hits, config = counts.total(), self._config
         if not hits:

@@ -7,13 +7,14 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, Self
+from typing import IO, Annotated, Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from phalanx.config import StrictModel
+from phalanx.data.normal_form import to_nfc
 from phalanx.data.rules.page import LONGEST_GRAM, Page
 from phalanx.data.rules.rule import Drop, Outcome, Quarantine, RuleReason, RuleSettings, Tag
 from phalanx.data.sources import Document
@@ -95,7 +96,7 @@ class Decontamination:
         self, text: str, number: int, hashes: "dict[int, array[int]]", items: "dict[int, array[int]]"
     ) -> bool:
         """Add the runs of words of one text; tell whether it has any."""
-        page = Page(Document("", text), "")
+        page = Page(Document("", to_nfc(text)), "")
         count = len(page.plain_grams(1))
         if count < self._config.min_words:
             return False
@@ -107,7 +108,8 @@ class Decontamination:
 
     def judge_page(self, page: Page) -> Outcome:
         """Drop, quarantine or tag a document with an item in it."""
-        item_number = self._find_item(page)
+        text = to_nfc(page.text)
+        item_number = self._find_item(page if text == page.text else Page(Document("", text), ""))
         if item_number is None:
             return None
         set_index = next(index for index in reversed(range(len(self._begins))) if self._begins[index] <= item_number)
@@ -143,7 +145,8 @@ def read_items(config: EvaluationSetConfig) -> Iterator[list[str]]:
     kind = name.removesuffix(".gz").rpartition(".")[2]
     try:
         note_file_read(path)
-        with gzip.open(path, "rt", encoding="utf-8") if name.endswith(".gz") else path.open(encoding="utf-8") as file:
+        opened = gzip.open if name.endswith(".gz") else open
+        with cast("IO[str]", opened(path, "rt", encoding="utf-8-sig")) as file:
             if kind in ("jsonl", "json", "csv", "tsv"):
                 yield from _read_records(config, kind, file)
             elif config.fields:
@@ -181,7 +184,7 @@ def _read_records(config: EvaluationSetConfig, kind: str, file: IO[str]) -> Iter
     lines = _bounded_lines(config, file)
     # the limit is one of the process: it is never lowered, and the size of an item is looked at here
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_ITEM_SIZE))
-    records: Iterator[Any] = map(_parse_json, lines)
+    records: Iterator[Any] = (_parse_json(line) for line in lines if line.strip())
     if kind in ("csv", "tsv"):
         records = csv.DictReader(lines, delimiter="\t" if kind == "tsv" else ",")
     for number, record in enumerate(records, start=1):

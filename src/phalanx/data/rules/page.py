@@ -51,13 +51,13 @@ class Page:
 
     @cached_property
     def filled_lines(self) -> list[str]:
-        """The text split at runs of line feeds; the first or last is empty where the text begins or ends with one."""
-        return _LINE_ENDS.split(self.text)
+        """The text split at runs of line ends; the first or last is empty where the text begins or ends with one."""
+        return _LINE_ENDS.split(self.text.replace("\r\n", "\n"))
 
     @cached_property
     def paragraphs(self) -> list[str]:
         """The text without white space around it, split at empty lines."""
-        return _BLANK_LINES.split(self.text.strip())
+        return _BLANK_LINES.split(self.text.strip().replace("\r\n", "\n"))
 
     @cached_property
     def term_table(self) -> TermTable:

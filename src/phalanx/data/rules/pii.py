@@ -6,6 +6,8 @@ two ways to read the same ones, so that the work is linear in the text whatever 
 
 import ipaddress
 import re
+import string
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,20 +18,41 @@ from pydantic import Field, model_validator
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.pii_shapes import AT_DIGITS, AT_LETTERS, NumberShape
 from phalanx.data.rules.rule import Drop, Edit, Outcome, RuleReason, RuleSettings, Tag
+from phalanx.data.rules.word_files import SPACELESS
 
 PiiAction = Literal["mask", "drop", "tag", "leave"]
 
-_DIGITS = re.compile(r"[0-9+(XYZ](?<!\w.)(?<![0-9][-.].)(?=[0-9 ().\-/A]{6})")
-_LETTERS = re.compile(r"[A-Z](?<!\w.)(?=[A-Z][0-9]{2}|[A-Z]{5}[0-9])")
+_BORDERLESS = f"{SPACELESS}\u1100-\u11ff\uac00-\ud7af"
+"""Letters beside which a number or a name begins and ends without a space: Korean writes particles behind them."""
+_JOINED = rf"[^\W{_BORDERLESS}]"
+_DIGITS = re.compile(rf"[0-9+(XYZ](?<!{_JOINED}.)(?<![0-9][-.].)(?=[0-9 ().\-\u2013/A]{{6}})")
+_LETTERS = re.compile(rf"[A-Z](?<!{_JOINED}.)(?=[A-Z][0-9]{{2}}|[A-Z]{{5}}[0-9])")
+_ASCII_OF = {
+    **dict.fromkeys("\u00a0\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))), " "),
+    **dict.fromkeys("\u2010\u2011\u2012\u2212", "-"),
+    # digits of Arabic, Persian, Devanagari, Bengali and Thai
+    **{chr(zero + digit): str(digit) for zero in (0x660, 0x6F0, 0x966, 0x9E6, 0xE50) for digit in range(10)},
+    # full-width; a colon or comma of that width is punctuation
+    **{chr(ord(sign) + 0xFEE0): sign for sign in string.ascii_letters + string.digits + "()+-./@_"},
+}
+"""Spaces, dashes, digits and letters that stand for one of ASCII in a number or an address."""
+_VARIANTS = re.compile(f"[{''.join(_ASCII_OF)}]")
 _ANY_DIGITS, _ANY_LETTERS = (
     re.compile("|".join(f"(?:{shape.pattern.pattern})" for shape in shapes)) for shapes in (AT_DIGITS, AT_LETTERS)
 )
 _COLONS = re.compile(r":[0-9A-Fa-f]{0,4}:")
-_LOCAL = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.!#$%&'*+/=?^_`{|}~-"
+_LETTER = "A-Za-z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u037d\u0386\u0388-\u0559\u0561-\u0587\u1e00-\u1fff"
+"""Latin, Greek, Cyrillic and Armenian, with combining marks: a word of these ends where another script begins."""
+_LOCAL = string.ascii_letters + string.digits + "!#$%&'*+/=?^_`{|}~.-"
 _LOCAL_CHARACTERS = 64
+_LOCAL_SIGN = rf"[{_LETTER}.!#$%&'*+/=?^_`{{|}}~-]"
+_LAST_LOCAL = re.compile(rf"{_LOCAL_SIGN}*+\Z")
 _DOMAIN = re.compile(
-    r"(?=[^\s@]{4})[A-Za-z0-9][A-Za-z0-9-]{0,62}(?:\.[A-Za-z0-9][A-Za-z0-9-]{0,62}){1,8}(?![A-Za-z0-9])"
+    rf"(?=[^\s@]{{4}})[{_LETTER}][{_LETTER}-]{{0,62}}(?:\.[{_LETTER}][{_LETTER}-]{{0,62}}){{1,8}}(?![{_LETTER}])"
 )
+_DOMAIN_CHARACTERS = 253
+_OPEN_ADDRESS = re.compile(rf"(?:[^\s@]{{0,{_DOMAIN_CHARACTERS}}}@)?{_LOCAL_SIGN}{{0,{_LOCAL_CHARACTERS}}}")
+"""From the end of a text backwards."""
 _HEX = "0123456789abcdefABCDEF:"
 _ADDRESS_CHARACTERS = 45
 
@@ -128,17 +151,32 @@ def mask_spans(text: str, spans: list[Span]) -> str:
 def find_personal_data(text: str, names: list[str] | None = None) -> list[Span]:
     """Return all personal data of a text that this rule knows, in order and without overlaps.
 
+    Digits, spaces and hyphens may be those of other scripts, and letters around a number those of a script without
+    spaces.
+
     Guarantees:
         The earlier kind in this order has a place that two could have: e-mail, IPv6, letters and digits (IBAN, codice
         fiscale), digits (card, national number, IPv4, phone), names. Does not find addresses of houses, local phone
         numbers without an area code, numbers in words, nor e-mail addresses that are written around (``at``, ``dot``).
     """
     spans_of_text: list[Span] = []
+    original, text = text, to_ascii_signs(text)
     letters = _find_shapes(text, _LETTERS, _ANY_LETTERS, AT_LETTERS)
     digits = _find_shapes(text, _DIGITS, _ANY_DIGITS, AT_DIGITS)
     for spans in (_find_emails(text), _find_ipv6(text), letters, digits):
         spans_of_text = _merge_spans(spans_of_text, spans)
-    return _merge_spans(spans_of_text, _find_names(text, names)) if names else spans_of_text
+    return _merge_spans(spans_of_text, _find_names(original, names)) if names else spans_of_text
+
+
+def to_ascii_signs(text: str) -> str:
+    """Return a text of the same length in which digits, spaces and hyphens of other scripts are those of ASCII."""
+    return text if text.isascii() else _VARIANTS.sub(lambda match: _ASCII_OF[match[0]], text)
+
+
+def open_address_start(text: str) -> int:
+    """Return where an e-mail address begins that further text may complete; the length if there is none."""
+    match = _OPEN_ADDRESS.match(to_ascii_signs(text)[::-1])
+    return len(text) - (match.end() if match else 0)
 
 
 def _merge_spans(kept: list[Span], spans: Iterator[Span]) -> list[Span]:
@@ -157,17 +195,36 @@ def _find_emails(text: str) -> Iterator[Span]:
     position, last = text.find("@"), 0
     while position >= 0:
         before = text[max(position - _LOCAL_CHARACTERS, last) : position]
-        local = before[len(before.rstrip(_LOCAL)) :].lstrip("!#$%&'*+/=?^`{|}~.-")
-        domain = _DOMAIN.match(text, position + 1) if local and not local.endswith(".") else None
-        if domain and _is_top_level(domain[0]):
-            last = domain.end()
+        # in C where it can be: a mail has many
+        match = None if before.isascii() else _LAST_LOCAL.search(before)
+        local = (match[0] if match else before[len(before.rstrip(_LOCAL)) :]).lstrip("!#$%&'*+/=?^`{|}~.-")
+        size = _domain_size(text, position + 1) if local and not local.endswith(".") else 0
+        if size:
+            last = position + 1 + size
             yield Span(position - len(local), last, "email")
         position = text.find("@", position + 1)
 
 
+def _domain_size(text: str, start: int) -> int:
+    """Return how many characters the domain at a place has; 0 where there is none."""
+    match = _DOMAIN.match(text, start)
+    if match and _is_top_level(match[0]):
+        return len(match[0])
+    # of other scripts: what is written there without a border belongs to it
+    possible = text[start : start + _DOMAIN_CHARACTERS]
+    signs = (at for at, sign in enumerate(possible) if not (sign in ".-" or sign.isalnum() or _is_mark(sign)))
+    domain = possible[: next(signs, len(possible))].rstrip(".-")
+    return 0 if domain.isascii() or "." not in domain or not _is_top_level(domain) else len(domain)
+
+
 def _is_top_level(domain: str) -> bool:
     top = domain.rpartition(".")[2]
-    return (top.isalpha() or top.startswith("xn--")) and len(top) > 1
+    is_word = top.isalpha() or all(sign.isalpha() or _is_mark(sign) for sign in top)
+    return (is_word or top.startswith("xn--")) and len(top) > 1
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character)[0] == "M"
 
 
 def _find_ipv6(text: str) -> Iterator[Span]:
@@ -187,8 +244,7 @@ def _find_ipv6(text: str) -> Iterator[Span]:
 
 
 def _touches_word(text: str, start: int, end: int) -> bool:
-    before, after = text[start - 1 : start] if start else "", text[end : end + 1]
-    return any(character.isalnum() or character == "_" for character in (before, after))
+    return any(re.match(_JOINED, text[at : at + 1]) for at in (start - 1, end) if at >= 0)
 
 
 def _is_global_ipv6(text: str) -> bool:
@@ -220,5 +276,14 @@ def _find_shapes(
 
 
 def _find_names(text: str, names: list[str]) -> Iterator[Span]:
-    pattern = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in names))
+    forms = dict.fromkeys(unicodedata.normalize(form, name) for name in names for form in ("NFC", "NFD"))
+    pattern = re.compile("|".join(map(_name_pattern, forms)))
     return (Span(match.start(), match.end(), "name") for match in pattern.finditer(text))
+
+
+def _name_pattern(name: str) -> str:
+    """Return a pattern of a name as a word by itself, with any white space between its parts."""
+    spaced = r"\s+".join(map(re.escape, name.split()))
+    before = "" if re.match(f"[{_BORDERLESS}]", name[0]) else f"(?<!{_JOINED})"
+    after = "" if re.match(f"[{_BORDERLESS}]", name[-1]) else rf"(?!{_JOINED}|[\u0300-\u036f])"
+    return f"{before}{spaced}{after}"

@@ -113,11 +113,11 @@ AT_DIGITS: tuple[NumberShape, ...] = (
     ),
     _make_shape("national_number", r"[0-9]{11}", is_pl_pesel, r"\bPESEL\b"),
     _make_shape("ip", r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}", _is_global_ipv4, unless=_VERSION),
-    _make_shape("phone", r"\+[0-9][0-9 .()\-]{6,22}[0-9]", _is_international),
+    _make_shape("phone", r"\+[0-9][0-9 .()\-\u2013]{6,22}[0-9]", _is_international),
     _make_shape("phone", r"(?:1[ .-]?)?\([2-9][0-9]{2}\)[ .-]?[2-9][0-9]{2}[ .-][0-9]{4}", _is_true),
-    _make_shape("phone", r"(?:1[.-])?[2-9][0-9]{2}(?P<dot>[.-])[2-9][0-9]{2}(?P=dot)[0-9]{4}", _is_true),
+    _make_shape("phone", r"(?:1[.\u2013-])?[2-9][0-9]{2}(?P<dot>[.\u2013-])[2-9][0-9]{2}(?P=dot)[0-9]{4}", _is_true),
     _make_shape("phone", r"(?:1 )?[2-9][0-9]{2}[ -][2-9][0-9]{2}[ -][0-9]{4}", _is_true, _TELEPHONE),
-    _make_shape("phone", r"\(?0[0-9][0-9 /.()\-]{6,16}[0-9]", _is_national, _TELEPHONE),
+    _make_shape("phone", r"\(?0[0-9][0-9 /.()\-\u2013]{6,16}[0-9]", _is_national, _TELEPHONE),
 )
 """Shapes that begin with a digit, a plus sign, a bracket or the letter of a Spanish NIE; the first that fits counts."""
 
@@ -143,7 +143,8 @@ class IbanShape(NumberShape):
             stop += 1 if text[stop : stop + 1] != " " else 2
         match = self.pattern.fullmatch(text, start, stop) if length else None
         border = text[stop : stop + 1]
-        return stop if match and not border.isalnum() and self.check(match[0]) else 0
+        is_over = not (border.isascii() and border.isalnum())
+        return stop if match and is_over and self.check(match[0]) else 0
 
 
 AT_LETTERS: tuple[NumberShape, ...] = (

@@ -76,18 +76,18 @@ SHAPES: tuple[SecretShape, ...] = (
         ("-----BEGIN ",),
         re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,2}PRIVATE KEY(?: BLOCK)?-----"),
     ),
-    SecretShape("aws_key", ("AKIA", "ASIA"), re.compile(r"(?<!\w)A(?:KI|SI)A[A-Z2-7]{16}(?!\w)")),
+    SecretShape("aws_key", ("AKIA", "ASIA"), re.compile(r"(?<!\w)A(?:KI|SI)A[A-Z2-7]{16}(?!\w)", re.ASCII)),
     SecretShape(
         "github_token",
         ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
-        re.compile(r"(?<!\w)(?:gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_[A-Za-z0-9_]{22,255})(?!\w)"),
+        re.compile(r"(?<!\w)(?:gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_[A-Za-z0-9_]{22,255})(?!\w)", re.ASCII),
     ),
-    SecretShape("gitlab_token", ("glpat-",), re.compile(r"(?<![\w-])glpat-[\w-]{20,64}(?![\w-])")),
-    SecretShape("slack_token", ("xox",), re.compile(r"(?<![\w-])xox[abeoprs]-[0-9A-Za-z-]{10,250}(?![\w-])")),
+    SecretShape("gitlab_token", ("glpat-",), re.compile(r"(?<![\w-])glpat-[\w-]{20,64}(?![\w-])", re.ASCII)),
+    SecretShape("slack_token", ("xox",), re.compile(r"(?<![\w-])xox[abeoprs]-[0-9A-Za-z-]{10,250}(?![\w-])", re.ASCII)),
     SecretShape(
         "slack_webhook",
         ("hooks.slack.com/",),
-        re.compile(r"hooks\.slack\.com/services/T[A-Z0-9]{6,14}/B[A-Z0-9]{6,14}/[A-Za-z0-9]{16,32}(?!\w)"),
+        re.compile(r"hooks\.slack\.com/services/T[A-Z0-9]{6,14}/B[A-Z0-9]{6,14}/[A-Za-z0-9]{16,32}(?!\w)", re.ASCII),
     ),
     SecretShape(
         "jwt",
@@ -97,11 +97,14 @@ SHAPES: tuple[SecretShape, ...] = (
     ),
     SecretShape("google_key", ("AIza",), re.compile(r"(?<![\w-])AIza[\w-]{35}(?![\w-])", re.ASCII)),
     SecretShape(
-        "stripe_key", ("sk_live_", "rk_live_"), re.compile(r"(?<!\w)[rs]k_live_[0-9A-Za-z]{20,99}(?!\w)"), _is_random
+        "stripe_key",
+        ("sk_live_", "rk_live_"),
+        re.compile(r"(?<!\w)[rs]k_live_[0-9A-Za-z]{20,99}(?!\w)", re.ASCII),
+        _is_random,
     ),
-    SecretShape("npm_token", ("npm_",), re.compile(r"(?<!\w)npm_[A-Za-z0-9]{36}(?!\w)"), _is_random),
+    SecretShape("npm_token", ("npm_",), re.compile(r"(?<!\w)npm_[A-Za-z0-9]{36}(?!\w)", re.ASCII), _is_random),
     SecretShape("pypi_token", ("pypi-AgE",), re.compile(r"(?<![\w-])pypi-AgE[\w-]{50,255}(?![\w-])", re.ASCII)),
-    SecretShape("hugging_face_token", ("hf_",), re.compile(r"(?<!\w)hf_[A-Za-z]{34}(?!\w)"), str.isascii),
+    SecretShape("hugging_face_token", ("hf_",), re.compile(r"(?<!\w)hf_[A-Za-z]{34}(?!\w)", re.ASCII)),
     SecretShape(
         "model_service_key",
         ("sk-",),

@@ -156,7 +156,10 @@ class TextClassifier:
         """Write it as safetensors, which hold numbers alone."""
         # two keys would have one of two orders
         metadata = {"facts": json.dumps({"format": _FORMAT, **self.facts}, sort_keys=True)}
-        save_file({"weights": self._weights, "bias": np.array([self._bias], np.float32)}, path, metadata)
+        try:
+            save_file({"weights": self._weights, "bias": np.array([self._bias], np.float32)}, path, metadata)
+        except (OSError, SafetensorError) as exc:
+            raise DataError(f"{path}: cannot be written ({exc}); free space, or give another path") from exc
 
     def score_page(self, page: Page) -> float:
         """Return the probability that a text is positive."""

@@ -1,6 +1,7 @@
 """Lists of the user's own: one entry a line, and a search for all entries at once."""
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from phalanx.errors import DataError
 
 MAX_ENTRIES = 5_000_000
 MAX_ENTRY_CHARACTERS = 2_048
+
+SPACELESS = "\u0e00-\u109f\u1780-\u17ff\u3040-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+"""Letters of scripts that are written without spaces, for a class of a pattern: Thai to Myanmar, Khmer, kana, CJK."""
+_SPACELESS = re.compile(f"[{SPACELESS}]")
 
 Hits = Callable[[str], Iterator[tuple[int, int, int]]]
 
@@ -53,14 +58,7 @@ def search_all(entries: Sequence[str], rule: str) -> Hits:
 
 def is_whole_word(text: str, start: int, end: int) -> bool:
     """Return whether a place is a word by itself; a script that is written without spaces has no such borders."""
-    if _has_no_spaces(text[start]) or _has_no_spaces(text[end - 1]):
+    if _SPACELESS.match(text, start) or _SPACELESS.match(text, end - 1):
         return True
-    before, after = text[start - 1 : start] if start else "", text[end : end + 1]
-    return not before.isalnum() and not after.isalnum()
-
-
-def _has_no_spaces(one: str) -> bool:
-    # Thai to Myanmar, Khmer, kana, CJK ideographs
-    return any(
-        first <= one <= last for first, last in (("\u0e00", "\u109f"), ("\u1780", "\u17ff"), ("\u3040", "\u9fff"))
-    )
+    beside = (text[start - 1 : start] if start else "", text[end : end + 1])
+    return not any(character.isalnum() and not _SPACELESS.match(character) for character in beside)

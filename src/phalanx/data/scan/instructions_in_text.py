@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -32,6 +33,8 @@ class Instruction:
     weight: int = 2
 
 
+_WINDOWS_END = re.compile("\r\n")
+_BLANKS = "\r\n\t\u00a0\u2028"
 _GAP = r"[\s,;:\"'-]{1,4}"
 _FORMER = (
     r"(?:(?:all|any|the|your|of|my|these|those|every|and)\s{1,4}){0,4}"
@@ -135,7 +138,11 @@ class InstructionsInText:
 
     def find(self, text: str) -> Iterator[tuple[Instruction, int, int]]:
         """Yield each order with its start and end, in order and without overlaps."""
-        low, last = fold_case(text).replace("\n", " "), 0
+        # where a line end of two characters is one below
+        borders = [match.start() - number for number, match in enumerate(_WINDOWS_END.finditer(text))]
+        low, last = fold_case(text).replace("\r\n", " "), 0
+        for blank in _BLANKS:
+            low = low.replace(blank, " ")
         for which, start, stop in itertools.islice(self._hits(low), _MAX_HITS):
             kind = self._kinds[which]
             if start < last:
@@ -144,4 +151,4 @@ class InstructionsInText:
             if kind.pattern and not match:
                 continue
             last = match.end() if match else stop
-            yield kind, start, last
+            yield kind, start + bisect_right(borders, start), last + bisect_right(borders, last - 1)

@@ -156,6 +156,20 @@ class Dataset:
             ).with_facts(code="PHX-I027")
         return starts
 
+    def source_tokens(self, group: str, split: str) -> list[int]:
+        """Return how many tokens of one split of a group each source of the dataset has."""
+        part, num_sources = self.part_record(group, split), len(self.manifest.sources)
+        records = self._open_table(f"{part.shard_directory}/records", part.records, DOCUMENT).read_all()
+        sizes = np.diff(self.document_starts(group, split)).astype(np.int64)
+        if len(records) and int(records["source"].max()) >= num_sources:
+            raise DataError(
+                f"{self.directory / part.shard_directory}/records: a document is of source {records['source'].max()}, "
+                f"but there are {num_sources}; build the dataset again"
+            ).with_facts(code="PHX-I027")
+        totals = np.zeros(num_sources, dtype=np.int64)
+        np.add.at(totals, records["source"], sizes)
+        return [int(total) for total in totals]
+
     def document_entry(self, group: str, split: str, number: int) -> DocumentEntry:
         """Return the entry of one document.
 

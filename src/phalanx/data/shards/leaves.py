@@ -1,5 +1,6 @@
 """Files in leaves: written with the tree of their hashes beside them, read leaf by leaf, each checked once."""
 
+import contextlib
 import mmap
 import os
 import threading
@@ -84,8 +85,9 @@ class LeafWriter:
         return FileRoot(size_bytes=self.size_bytes, root=tree_root(self._hashes).hex())
 
     def close(self) -> None:
-        """Give the file back without finishing it."""
-        self._stream.close()
+        """Give the file back without finishing it; on a full disk its last bytes are lost, and nobody reads it."""
+        with contextlib.suppress(OSError):
+            self._stream.close()
 
     def _put_leaf(self, leaf: bytes | memoryview) -> None:
         stored = leaf if self._cipher is None else self._cipher.seal_leaf(len(self._hashes), bytes(leaf))

@@ -34,12 +34,16 @@ def find_document(dataset: Dataset, document: str) -> NamedDocument:
     path = Path(document)
     if path.is_file():
         text = _read_text_file(path)
-        # sources take texts with unified line ends and nothing around them
-        digests = [document_digest(text), document_digest(text.replace("\r\n", "\n").replace("\r", "\n").strip())]
+        uniform = text.replace("\r\n", "\n").replace("\r", "\n")
+        # as it stands, as the step `unicode` leaves it, and as a run takes it, with nothing around it
+        digests = [document_digest(form) for form in (text, uniform, uniform.strip())]
         digest_table = dataset.index_table().read_all()["digest"]
-        digest_rows = [np.frombuffer(bytes.fromhex(digest), np.uint8) for digest in digests]
-        is_there = [bool((digest_table == digest).all(axis=1).any()) for digest in digest_rows]
-        return NamedDocument(digests[1] if is_there == [False, True] else digests[0], "text")
+        there = (
+            digest
+            for digest in digests
+            if (digest_table == np.frombuffer(bytes.fromhex(digest), np.uint8)).all(axis=1).any()
+        )
+        return NamedDocument(next(there, digests[0]), "text")
     matches = {
         entry.digest
         for part in dataset.manifest.parts
@@ -64,7 +68,8 @@ def _read_text_file(path: Path) -> str:
             content = stream.read(_MAX_TEXT_BYTES + 1)
         if len(content) > _MAX_TEXT_BYTES:
             raise DataError(f"{path}: has more than {_MAX_TEXT_BYTES} bytes; give the digest of the document")
-        return content.decode()
+        # a byte-order mark is no part of the text, as for sources
+        return content.decode("utf-8-sig")
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror})") from exc
     except UnicodeDecodeError as exc:

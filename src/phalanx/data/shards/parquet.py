@@ -75,8 +75,8 @@ def read_parquet(path: Path, column: str = "tokens") -> Iterator[TokenRow]:
             schema = file.schema_arrow
             if column not in schema.names or not _is_integers(pa, schema.field(column).type):
                 raise DataError(
-                    f'{path}: has no column "{column}" with lists of integers, only {schema.names!s:.300}; give the '
-                    "column of the tokens"
+                    f'{path}: has no column "{column}" with lists of integers, only {schema.names!s:.300}; call the '
+                    'column of the tokens "tokens"'
                 )
             columns = [column, *(name for name in ("name", "digest", "fields") if name in schema.names)]
             for batch in file.iter_batches(_ROWS, columns=columns):

@@ -7,6 +7,7 @@ with its row groups, one to read a group with its rows, and then a message with 
 import importlib
 from collections.abc import Iterator
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -80,13 +81,22 @@ class Decoder:
                 _ROWS, row_groups=[group], columns=[column, *names], use_threads=False
             ):
                 rows += batch.num_rows
-                columns = {name: list(_column_values(batch.column(name))) for name in names}
+                columns = {name: list(_column_values(self._simplify(batch.column(name)))) for name in names}
                 for row, content in enumerate(_column_values(batch.column(column))):
                     yield content, {name: _plain_value(columns[name][row]) for name in names}
         except Exception as exc:
             raise DataError(f"cannot be decoded ({_error_text(exc)})") from exc
         if rows != expected:
             raise DataError(f"says that it has {expected} rows, and gives {rows}")
+
+    def _simplify(self, column: Any) -> Any:
+        """Return a column beside the text in a type whose values Python has: one of nanoseconds raises for a row."""
+        types, kind = self._arrow.types, column.type
+        if types.is_timestamp(kind) and kind.unit == "ns":
+            return column.cast(self._arrow.timestamp("us", kind.tz), safe=False)
+        # no document keeps these
+        is_other = any(is_kind(kind) for is_kind in (types.is_nested, types.is_time, types.is_duration))
+        return self._arrow.nulls(len(column)) if is_other else column
 
     def _is_text(self, kind: Any) -> bool:
         types = self._arrow.types
@@ -149,6 +159,8 @@ def _plain_value(value: Any) -> str | int | float | None:
         return value.decode("utf-8", "replace")
     if isinstance(value, date):
         return value.isoformat()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
     return value if isinstance(value, str | int | float) else None
 
 

@@ -7,6 +7,7 @@ counted and passed over. The raw bytes of all records of a file are the bytes of
 import functools
 import hashlib
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -287,7 +288,7 @@ def break_torn_records(
     for record in records:
         is_damage = record.name == file_name
         if before is not None:
-            is_whole = not is_damage or (end is not None and before.content.endswith(end))
+            is_whole = not is_damage or (end is not None and strip_delimiter(before.content, end) != before.content)
             yield before if is_whole else broken_record(before, _TORN)
         before = None
         if isinstance(record, BrokenRecord):
@@ -312,19 +313,34 @@ def read_bounded_line(stream: BinaryIO, limit: int) -> bytes | int:
     return size
 
 
+@functools.cache
+def _border_of(delimiter: bytes) -> tuple[re.Pattern[bytes], re.Pattern[bytes], int]:
+    """Patterns of a delimiter, whose line ends may be CR LF, and of one at the end; and its largest size in bytes."""
+    border = b"\r?\n".join(map(re.escape, delimiter.split(b"\n")))
+    return re.compile(border), re.compile(border + rb"\Z"), len(delimiter) + delimiter.count(b"\n")
+
+
+def strip_delimiter(content: bytes, delimiter: bytes) -> bytes:
+    """Return a part without the delimiter behind it."""
+    _, last, width = _border_of(delimiter)
+    border = last.search(content, len(content) - width)
+    return content if border is None else content[: border.start()]
+
+
 def split_stream(stream: BinaryIO, delimiter: bytes, limit: int) -> Iterator[bytes | int]:
     """What lies between delimiters, each with the one behind it; of a part longer than `limit` its size alone."""
+    pattern, _, width = _border_of(delimiter)
     buffer, passed, start = bytearray(), 0, 0
     while block := stream.read(_BLOCK_BYTES):
         buffer += block
-        while (border := buffer.find(delimiter, start)) >= 0:
-            stop = border + len(delimiter)
+        while border := pattern.search(buffer, start):
+            stop = border.end()
             size = passed + stop
             yield bytes(buffer[:stop]) if size <= limit and not passed else size
             del buffer[:stop]
             passed, start = 0, 0
-        start = max(0, len(buffer) - len(delimiter) + 1)
-        if len(buffer) > limit + len(delimiter):
+        start = max(0, len(buffer) - width + 1)
+        if len(buffer) > limit + width:
             passed += start
             del buffer[:start]
             start = 0

@@ -16,6 +16,7 @@ from phalanx.data.sources.records import (
     break_torn_records,
     document_of,
     split_stream,
+    strip_delimiter,
 )
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.data.sources.spans import FileSpan
@@ -29,7 +30,7 @@ class TextConfig(FileSettings):
     """UTF-8 text, a file or a directory of ``*.txt`` and ``*.md`` (also ``.gz``, ``.zst``).
 
     One document per file, or, with `delimiter`, one per part between two delimiters. A file that is not cut into parts
-    may be in UTF-16 with a byte order mark, as Windows writes it.
+    may be in UTF-16 with a byte order mark, as Windows writes it. A line end of the delimiter (LF) matches CR LF too.
     """
 
     kind: Literal["text"] = "text"
@@ -66,6 +67,5 @@ class TextFiles(StreamFiles):
         # a part of a file has no mark of its own
         marks = () if self._delimiter is not None else (*_WIDE_MARKS, *MARKS)
         encoding = next((codec for mark, codec in marks if record.content.startswith(mark)), "utf-8")
-        return document_of(
-            record, decode_text(record.content, record.name, encoding).removesuffix(self._delimiter or "")
-        )
+        content = strip_delimiter(record.content, self._delimiter.encode()) if self._delimiter else record.content
+        return document_of(record, decode_text(content, record.name, encoding))

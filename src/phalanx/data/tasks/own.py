@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from phalanx.data.normal_form import check_text
 from phalanx.data.sources.files import read_lines, read_text
 from phalanx.data.sources.jsonl import parse_object
 from phalanx.data.tasks.task import Example
@@ -86,6 +87,7 @@ def _make_example(record: dict[str, Any], where: str, columns: Columns) -> Place
     text, label = record[columns.text], record[columns.label]
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{where}: column {columns.text!r} has no text; remove the row, or fill it in")
+    check_text(text, where)
     # a whole number may stand for a class
     named = str(label) if type(label) is int else label
     if not isinstance(named, str) or named.strip() not in columns.classes:

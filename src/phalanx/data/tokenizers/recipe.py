@@ -87,6 +87,8 @@ def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
     if first_text is None:
         raise no_text(recipe.sources[0])
     tokenizer = train_tokenizer(itertools.chain((first_text,), stream), recipe.tokenizer)
+    if [source.fingerprint() for source in texts.sources] != fingerprints:
+        raise DataError(f"{out}: a file of the sources changed while it was read; run again")
     record = {
         "vocabulary_digest": vocabulary_digest(tokenizer),
         "vocab_size": tokenizer.vocab_size,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from phalanx.data.normal_form import is_text
 from phalanx.data.sources import JsonlConfig, SourceConfig, TextConfig, open_source
 from phalanx.data.sources.files import SourceFile
 from phalanx.data.sources.listing import is_empty, list_all
@@ -38,7 +39,11 @@ def texts_of(paths: Iterable[Path], field: str = "text") -> Iterator[tuple[str, 
 
 def sources_of(paths: Iterable[Path], field: str = "text") -> list[SourceConfig]:
     """Return the sources of files and directories, one a file, as a recipe names them."""
-    return [_file_source(file, field) for file in _list_files(paths)]
+    files = list(_list_files(paths))
+    for file in files:
+        if not is_text(str(file.path)):
+            raise DataError(f"{file.name}: its path is not UTF-8, which a recipe is written in; rename the file")
+    return [_file_source(file, field) for file in files]
 
 
 def language_detector() -> Callable[[str], str]:
@@ -60,7 +65,9 @@ def language_detector() -> Callable[[str], str]:
 
 def _list_files(paths: Iterable[Path]) -> Iterator[SourceFile]:
     for path in paths:
-        yield from (file for file in list_all(path, _SUFFIXES) if file.passed_over is None)
+        files = [file for file in list_all(path, _SUFFIXES) if file.passed_over is None]
+        # an empty file of a folder is none of its texts; one that was named is told of
+        yield from [file for file in files if not is_empty(file.path)] or files if path.is_dir() else files
 
 
 def _file_source(file: SourceFile, field: str) -> SourceConfig:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from phalanx.data.rules.pii import find_personal_data
+from phalanx.data.rules.pii import find_personal_data, open_address_start, to_ascii_signs
 from phalanx.data.rules.secrets import SHAPES, find_secrets
 from phalanx.serve.filters.note import Finding
 from phalanx.serve.filters.scan import open_number, open_word
@@ -16,7 +16,7 @@ _LONG_TOKEN = re.compile(r"(?<![\w.-])eyJ[\w-]{10,4096}\.eyJ[\w-]{4,8192}(?:\.[\
 class PersonalData:
     """E-mail and IP addresses, phone, card, account and national numbers, by form and checksum."""
 
-    trigger = "[@0-9]"
+    trigger = r"[@\uff20\d]"
 
     def find(self, text: str, is_cut: bool) -> Iterator[Finding]:
         """Name the kinds of the data rule ``pii``."""
@@ -25,8 +25,8 @@ class PersonalData:
             yield Finding(span.kind, span.start, span.end)
 
     def open_start(self, text: str) -> int:
-        """A number may have a further group."""
-        return open_number(text)
+        """A number may have a further group, an address a further part."""
+        return min(open_number(to_ascii_signs(text).replace("\u2013", "-")), open_address_start(text))
 
 
 class SecretValues:

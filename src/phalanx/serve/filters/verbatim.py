@@ -7,9 +7,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.data.normal_form import to_nfc
 from phalanx.data.rules.duplicates.gram_index import sampled_grams
 from phalanx.data.rules.word_files import fold_case
-from phalanx.errors import DataError
+from phalanx.errors import DataError, writing_cure
 from phalanx.serve.filters.note import Finding
 
 GRAM_BYTES, WINDOW_BYTES = 160, 64
@@ -42,18 +43,23 @@ class VerbatimIndex:
 
     @classmethod
     def write(cls, path: Path, texts: Iterable[str]) -> int:
-        """Make an index of texts; about 8 bytes for every 32 bytes of text.
+        """Make an index of texts, in the form in which a run learns them; about 8 bytes for every 32 bytes of text.
 
         Returns:
             Number of grams.
         """
+        learned = (to_nfc(text.replace("\r\n", "\n").replace("\r", "\n")) for text in texts)
         parts = [
             np.empty(0, np.uint64),
-            *(sampled_grams(_bytes_of(text), GRAM_BYTES, WINDOW_BYTES)[1] for text in texts),
+            *(sampled_grams(_bytes_of(text), GRAM_BYTES, WINDOW_BYTES)[1] for text in learned),
         ]
         hashes = np.unique(np.concatenate(parts))
-        with path.open("wb") as file:
-            np.save(file, np.concatenate((_HEAD, hashes)), allow_pickle=False)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                np.save(file, np.concatenate((_HEAD, hashes)), allow_pickle=False)
+        except OSError as exc:
+            raise DataError(f"{path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
         return len(hashes)
 
     def find_places(self, text: str) -> list[int]:

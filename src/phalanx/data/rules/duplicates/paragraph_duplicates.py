@@ -13,7 +13,7 @@ from pydantic import Field
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Drop, Edit, Outcome, RuleReason, RuleSettings, Texts
 
-_SEPARATORS = {"paragraph": re.compile(r"(\n{2,})"), "line": re.compile(r"(\n)")}
+_SEPARATORS = {"paragraph": re.compile(r"(\n{2,}|\r\n(?:\r\n)+)"), "line": re.compile(r"(\n)")}
 _DIGEST = 16
 """Bytes: two paragraphs with one digest cannot be made, so no text can remove another that differs."""
 
