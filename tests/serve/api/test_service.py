@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 
 import httpx2
 import pytest
@@ -42,6 +43,12 @@ def served(directory):
 
 def open_client(url, secret):
     return httpx2.Client(base_url=url, headers={"authorization": f"Bearer {secret}"}, trust_env=False, timeout=250)
+
+
+def read_lines(access):
+    """What the log says of each request."""
+    lines = [json.loads(line) for file in (access / LOG_FOLDER).iterdir() for line in file.read_text().splitlines()]
+    return [line["body"] for line in lines if line["kind"] == "request"]
 
 
 def forced_text(text):
@@ -198,6 +205,28 @@ def test_a_client_that_leaves_pays_for_what_was_written(served, tmp_path):
     assert status == 200
     (usage,) = read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
     assert usage.completion_tokens < 900
+    answers = [(row["status"], row["sizes"]) for row in read_lines(tmp_path / "access") if row["sizes"]]
+    assert [status for status, _ in answers] == [499, 200]
+    assert sum(sizes["completion_tokens"] for _, sizes in answers) == usage.completion_tokens
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_a_client_that_leaves_before_its_whole_answer_has_none_in_the_log(served, tmp_path, path):
+    _, secret = add_key(tmp_path / "access")
+    body = {"model": "tiny", "max_tokens": 900, "logit_bias": {"65": 100}}
+    body |= {"prompt": "a"} if path != CHAT else {"messages": BODY["messages"]}
+
+    with running_server([served], tmp_path / "access") as (url, pool):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as link:
+            content = json.dumps(body).encode()
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\nx-api-key: {secret}\r\ncontent-type: application/json\r\n"
+            link.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+            while not pool.engines[0].num_running:
+                pool.engines[0].served.token_names.text_of(0)
+        while pool.engines[0].num_running:
+            pool.engines[0].served.token_names.text_of(0)
+
+    assert [row["status"] for row in read_lines(tmp_path / "access")] == [499]
 
 
 def test_what_was_written_for_prompts_that_nobody_reads_is_paid(served, tmp_path):
@@ -239,10 +268,9 @@ def test_a_key_that_is_revoked_loses_its_stream(served, tmp_path, caplog):
         assert http.post(CHAT, json=BODY).status_code == 401
         while pool.engines[0].num_running:
             pool.engines[0].served.token_names.text_of(0)
-    lines = [line for file in (tmp_path / "access" / LOG_FOLDER).iterdir() for line in file.read_text().splitlines()]
-    requests = [json.loads(line)["body"] for line in lines if json.loads(line)["kind"] == "request"]
+    requests = read_lines(tmp_path / "access")
     # one line for the request, and none of a fault that was none
-    assert [request["key"] for request in requests] == [key_id]
+    assert [(request["key"], request["status"]) for request in requests] == [(key_id, 499)]
     assert "server_error" not in requests[0]["verdicts"]
     assert "Error" not in caplog.text.replace("ASGI callable", "")
 
@@ -300,7 +328,6 @@ def test_a_full_queue_is_503_with_a_time(served, tmp_path):
     assert answer.json()["error"]["code"] == "overloaded"
     # no engine has read the refused prompts: they cost nothing, and the log has their one answer
     (usage,) = read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
-    lines = [line for file in (tmp_path / "access" / LOG_FOLDER).iterdir() for line in file.read_text().splitlines()]
-    rows = [json.loads(line)["body"] for line in lines if json.loads(line)["kind"] == "request"]
-    assert sorted(row["status"] for row in rows) == [200, 503]
-    assert usage.prompt_tokens == next(row["sizes"]["prompt_tokens"] for row in rows if row["status"] == 200)
+    rows = read_lines(tmp_path / "access")
+    assert sorted(row["status"] for row in rows) == [499, 503]
+    assert usage.prompt_tokens == next(row["sizes"]["prompt_tokens"] for row in rows if row["status"] == 499)

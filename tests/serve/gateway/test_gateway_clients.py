@@ -1,8 +1,10 @@
 """The clients of others through a gateway: answers, streams, tools, log-probabilities, errors."""
 
 import json
+import socket
 
 import pytest
+from running_gateway import WIDE
 
 from late_imports import LateModule
 
@@ -171,6 +173,27 @@ def test_a_client_that_leaves_ends_the_work_of_the_engine(lab):
             next(answer.iter_lines())
 
     assert lab.local.left.wait(60)
+
+
+def test_a_client_that_leaves_before_its_whole_answer_has_none_in_the_log(lab):
+    key_id, secret = lab.keys.make("dora", limits=WIDE)
+    body = json.dumps({"model": "small", "messages": [{"role": "user", "content": "later"}]}).encode()
+    with socket.create_connection(("127.0.0.1", lab.gateway.port)) as link:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {secret}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        link.sendall(head.encode() + body)
+        while not (lab.local.requests or lab.cloud.requests):
+            lab.gateway.list_models(lab.secret)
+    # its turn comes behind that of the connection's end
+    lab.gateway.list_models(lab.secret)
+    lab.local.may_answer.set()
+    lab.cloud.may_answer.set()
+    lines = []
+    while not lines:
+        text = "".join(file.read_text() for file in (lab.gateway.folder / "access" / "log").glob("*.jsonl"))
+        lines = [json.loads(line)["body"] for line in text.splitlines(keepends=True) if key_id in line and "\n" in line]
+
+    assert [line["status"] for line in lines] == [499]
 
 
 @pytest.mark.parametrize("stream", [False, True])

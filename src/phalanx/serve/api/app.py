@@ -118,11 +118,12 @@ class _Routes:
                 options = getattr(body, "stream_options", None)
                 wish = None if options is None else options.include_obfuscation
                 padder = EventPadder() if wants_padding(wish, request.url.scheme) else None
-                return _ReplyStream(_guard_stream(writer, route.path, padder), opened, headers | _EVENT_STREAM)
+                return _ReplyStream(_guard_stream(writer, opened, route.path, padder), opened, headers | _EVENT_STREAM)
             try:
                 whole = await _unless_left(request, writer.write_whole)
             except PhalanxError as exc:
-                raise refusal_of(exc) from exc
+                refusal = _end_by_fault(opened, route.path, exc)
+                return _answer_refusal(request, refusal)
             finally:
                 await opened.close()
             return Response(status_code=499) if whole is None else JSONResponse(whole, headers=headers)
@@ -206,8 +207,7 @@ class _Routes:
         _log_reason(route, exc, exc.__cause__)
         facts = RequestFacts(route=route, model_digest="", status=exc.status, verdicts=[exc.code])
         self._service.access.request_log.record_request(_caller_of(request), facts)
-        headers = {name.decode(): value.decode() for name, value in exc.headers()}
-        return Response(exc.body(request.url.path), exc.status, headers)
+        return _answer_refusal(request, exc)
 
     async def show_openapi(self, _request: Request) -> Response:
         """Answer with the description of all routes."""
@@ -303,14 +303,28 @@ def _log_reason(route: str, refusal: RequestRefused, reason: BaseException | Non
         _log.error("%s: %s", route, reason)
 
 
-async def _guard_stream(writer: ReplyWriter, path: str, padder: EventPadder | None) -> AsyncGenerator[str, None]:
+def _end_by_fault(reply: ModelReply, path: str, fault: PhalanxError) -> RequestRefused:
+    """Return what the client is told in the place of the rest of a reply; the line of the reply has it as well."""
+    refusal = refusal_of(fault)
+    _log_reason(path, refusal, fault)
+    reply.fail(refusal)
+    return refusal
+
+
+def _answer_refusal(request: Request, refusal: RequestRefused) -> Response:
+    headers = {name.decode(): value.decode() for name, value in refusal.headers()}
+    return Response(refusal.body(request.url.path), refusal.status, headers)
+
+
+async def _guard_stream(
+    writer: ReplyWriter, reply: ModelReply, path: str, padder: EventPadder | None
+) -> AsyncGenerator[str, None]:
     """Yield the events of an answer; what goes wrong becomes an event."""
     try:
         async for event in writer.write_stream():
             yield event if padder is None else padder.pad_event(event)
     except PhalanxError as exc:
-        refusal = refusal_of(exc)
-        _log_reason(path, refusal, exc)
+        refusal = _end_by_fault(reply, path, exc)
         body = error_body(path, refusal.status, refusal.message, refusal.code).decode()
         yield f"event: error\ndata: {body}\n\n"
 

@@ -42,6 +42,7 @@ from phalanx.serve.engine import (
 from phalanx.serve.filters import FilterNote, StreamFilter, TextFilters, TextRefused, map_texts
 from phalanx.serve.marks import MarkRefused
 
+_LEFT = 499
 _PROMPT_FIELDS = {"messages", "tools", "text", "ids"}
 ReplyFinish = Literal["stop", "length", "stop_sequence", "tool_calls", "content_filter"]
 
@@ -110,6 +111,7 @@ class ModelReply:
         notes: Notes of the filters of input and output.
         marks: Kind of mark of each choice that is over.
         answers: Pieces of the text of each choice that have gone out; None where nobody wants them.
+        status: Status in the log: 200 once all of it has been read, 499 before.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class ModelReply:
         self.usage = Usage(prompt_tokens=sum(map(len, prompts)))
         self.verdicts: list[str] = []
         self.answers: dict[int, list[str]] | None = {} if keeps_answers else None
+        self.status = _LEFT
         self._filters = filters
         self._streams: list[EventStream] = []
         self._stack = AsyncExitStack()
@@ -170,6 +173,12 @@ class ModelReply:
                 if all(state.is_over for state in states):
                     break
             first += request.n
+        self.status = 200
+
+    def fail(self, refusal: RequestRefused) -> None:
+        """Note that the reply ends with a fault in the place of its rest."""
+        self.status = refusal.status
+        self.verdicts.append(refusal.code)
 
     def _judge_event(self, event: TextPiece | ChoiceEnd, choice: int, state: _ChoiceState) -> list[ReplyEvent]:
         note_token()
@@ -425,7 +434,7 @@ class Service:
         facts = RequestFacts(
             route=route,
             model_digest=reply.card.digest,
-            status=200,
+            status=reply.status,
             sizes={"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
             verdicts=[*reply.verdicts, *(f"{note.filter}:{note.kind}" for note in reply.notes)],
             mark=", ".join(sorted(set(reply.marks))),

@@ -24,6 +24,7 @@ _KNOWN_CODES = {"context_length_exceeded": "context_length_exceeded"}
 _KNOWN_CODES |= {"exceed_context_size_error": "context_length_exceeded"}
 _UNMARKED = "no (engine behind a gateway)"
 REFUSED = "content_filter"
+LEFT = 499
 _SSE = "text/event-stream"
 
 
@@ -38,7 +39,7 @@ class AnswerFacts:
         marks: Names of the watermarks that the engine says it has set.
         num_bytes: Bytes that came from the engine.
         has_ended: The engine has sent all of it; its count before that is no count of the whole.
-        is_complete: The client got all that it was to get.
+        status: Status in the log: 200 where the client got all that it was to get, 499 where it left.
         answers: Pieces of the texts that went out, by their place; None where nobody wants them.
     """
 
@@ -48,7 +49,7 @@ class AnswerFacts:
     marks: tuple[str, ...] = (_UNMARKED,)
     num_bytes: int = 0
     has_ended: bool = False
-    is_complete: bool = False
+    status: int = LEFT
     answers: dict[object, list[str]] | None = None
 
     def read_usage(self, usage: Any) -> None:

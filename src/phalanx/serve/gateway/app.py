@@ -34,7 +34,7 @@ from phalanx.serve.access.refusals import App, route_of
 from phalanx.serve.access.request_bounds import run_aside
 from phalanx.serve.access.request_notes import note_budget, note_prompts
 from phalanx.serve.filters import TextFilters
-from phalanx.serve.gateway.answers import AnswerFacts, check_status, clean_answer, read_whole
+from phalanx.serve.gateway.answers import LEFT, AnswerFacts, check_status, clean_answer, read_whole
 from phalanx.serve.gateway.backends import BackendPool, RemoteEngine
 from phalanx.serve.gateway.config import GatewayConfig
 from phalanx.serve.gateway.requests import ROUTES, ForwardedRequest, Route, read_request
@@ -43,8 +43,6 @@ from phalanx.serve.observe import Gauge, ServerWatch, WatchedServer
 
 _log = logging.getLogger(__name__)
 _SSE = "text/event-stream"
-_LEFT = 499
-"""Status in the log of a stream that its client has left, or that broke off."""
 _FREE = frozenset({"model_not_found", "sensitive_text", "no_engine", "engine_refused", "context_length_exceeded"})
 """Refusals after which surely no engine has worked for a request."""
 
@@ -134,7 +132,7 @@ class Gateway:
             request.state.models.append((forwarded.model, ""))
             entry = _Entry(self._access.request_log, caller, forwarded, reservation)
             padder = EventPadder() if wants_padding(forwarded.wants_padding, request.url.scheme) else None
-            return await self._forward(entry, forwarded, padder)
+            return await self._forward(entry, request, forwarded, padder)
 
         return answer_request
 
@@ -163,7 +161,9 @@ class Gateway:
         except BudgetExceeded as exc:
             raise _refuse_budget(exc) from exc
 
-    async def _forward(self, entry: "_Entry", forwarded: ForwardedRequest, padder: EventPadder | None) -> Response:
+    async def _forward(
+        self, entry: "_Entry", request: Request, forwarded: ForwardedRequest, padder: EventPadder | None
+    ) -> Response:
         """Send a request to an engine and return its answer; the entry is closed once, however this ends."""
         limits = self._config.limits
         max_bytes, max_s = limits.max_answer_bytes, limits.max_answer_s
@@ -181,7 +181,7 @@ class Gateway:
                 whole = await run_aside(
                     len(content), lambda: clean_answer(content, forwarded, self._filters, entry.facts)
                 )
-                entry.facts.is_complete = True
+                entry.facts.status = LEFT if await request.is_disconnected() else 200
             except RequestRefused as refusal:
                 entry.refusal = refusal
                 raise
@@ -233,7 +233,7 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
             RequestFacts(
                 route=self._forwarded.route.path,
                 model_digest=f"{model} at {self.backend.config.name if self.backend else 'no engine'}",
-                status=self.refusal.status if self.refusal else 200 if facts.is_complete else _LEFT,
+                status=self.refusal.status if self.refusal else facts.status,
                 sizes={**{name: count for name, count in sizes.items() if count is not None}, "bytes": facts.num_bytes},
                 verdicts=tuple(facts.verdicts),
                 mark=", ".join(dict.fromkeys(facts.marks)),

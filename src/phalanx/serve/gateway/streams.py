@@ -63,27 +63,28 @@ class AnswerStream:
                 if line == _DONE:
                     for part in self._unfinished_parts():
                         yield self._encode_part(part)
-                    self._facts.has_ended = self._facts.is_complete = True
+                    self._facts.has_ended, self._facts.status = True, 200
                     finish()
                     yield _END
                     return
                 for part in await run_aside(len(line), partial(self._convert_line, line)):
                     is_last = part.get("type") == "message_stop"
                     if is_last:
-                        self._facts.has_ended = self._facts.is_complete = True
+                        self._facts.has_ended, self._facts.status = True, 200
                         finish()
                     yield self._encode_part(part)
                     if is_last:
                         return
             raise _broken_off()
         except TextRefused as exc:
-            self._facts.is_complete = True
+            self._facts.status = 200
             self._facts.verdicts[f"{exc.filter_name}: refused"] = None
             for part in self._refusal_parts():
                 yield self._encode_part(part)
             if not self._is_messages:
                 yield _END
         except RequestRefused as refusal:
+            self._facts.status = refusal.status
             body = error_body(self._request.route.path, refusal.status, refusal.message, refusal.code)
             yield (b"event: error\n" if self._is_messages else b"") + b"data: " + body + b"\n\n"
         finally:
