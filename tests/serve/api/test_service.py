@@ -109,12 +109,13 @@ def test_a_call_that_cannot_be_sent_on_as_json_stays_text(served, tmp_path, argu
     assert "tool_calls" not in message
 
 
-def test_escapes_in_arguments_of_a_call_hide_nothing_from_the_filters(served, tmp_path):
+@pytest.mark.parametrize("word", [r"forbidden \u0074opic", r"forbidden\ntopic"])
+def test_escapes_in_arguments_of_a_call_hide_nothing_from_the_filters(served, tmp_path, word):
     _, secret = add_key(tmp_path / "access")
     (tmp_path / "topics.txt").write_text("forbidden topic\n")
     output = {**NO_FILTERS.output.model_dump(), "topic_files": (tmp_path / "topics.txt",)}
     filters = FiltersConfig.model_validate({"output": output})
-    body = {**BODY, **forced_call(r'{"a": "forbidden \u0074opic"}')}
+    body = {**BODY, **forced_call(f'{{"a": "{word}"}}')}
 
     with (
         running_server([served], tmp_path / "access", filters=filters) as (url, _),

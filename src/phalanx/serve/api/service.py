@@ -211,7 +211,7 @@ class ModelReply:
             plain, calls = plain + rest, calls + last_calls
         for call in calls:
             # escapes in its JSON have hidden its texts
-            self._filters.check_output(json.dumps(call.arguments, ensure_ascii=False))
+            self._filters.check_json(json.dumps(call.arguments, ensure_ascii=False))
         if self.answers is not None:
             self.answers.setdefault(choice, []).append(released)
         state.has_calls = state.has_calls or bool(calls)

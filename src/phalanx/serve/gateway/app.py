@@ -119,14 +119,15 @@ class Gateway:
             caller: Caller = request.state.caller
             with contextlib.ExitStack() as stack:
                 try:
-                    reservation = stack.enter_context(self._begin_request(caller))
+                    reservation = stack.enter_context(self._access.budgets.begin(caller))
                     forwarded = await self._read_request(route, await request.body(), caller)
-                    self._reserve_tokens(reservation, forwarded)
-                except RequestRefused as refusal:
+                    reservation.reserve_tokens(forwarded.max_prompt_tokens, forwarded.max_completion_tokens)
+                except (RequestRefused, BudgetExceeded) as exc:
+                    refusal = exc if isinstance(exc, RequestRefused) else _refuse_budget(exc)
                     verdicts = (f"{refusal.param}: refused",) if refusal.code == "text_refused" else (refusal.code,)
                     facts = RequestFacts(route.path, "", refusal.status, verdicts=verdicts)
                     self._access.request_log.record_request(caller, facts)
-                    raise
+                    raise refusal from None
                 # the entry settles it
                 stack.pop_all()
             request.state.models.append((forwarded.model, ""))
@@ -148,18 +149,6 @@ class Gateway:
         if not self._access.key_store.allows_models([(forwarded.model, "")]):
             raise model_quarantined()
         return forwarded
-
-    def _begin_request(self, caller: Caller) -> Reservation:
-        try:
-            return self._access.budgets.begin(caller)
-        except BudgetExceeded as exc:
-            raise _refuse_budget(exc) from exc
-
-    def _reserve_tokens(self, reservation: Reservation, forwarded: ForwardedRequest) -> None:
-        try:
-            reservation.reserve_tokens(forwarded.max_prompt_tokens, forwarded.max_completion_tokens)
-        except BudgetExceeded as exc:
-            raise _refuse_budget(exc) from exc
 
     async def _forward(
         self, entry: "_Entry", request: Request, forwarded: ForwardedRequest, padder: EventPadder | None
