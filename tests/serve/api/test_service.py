@@ -332,3 +332,23 @@ def test_a_full_queue_is_503_with_a_time(served, tmp_path):
     rows = read_lines(tmp_path / "access")
     assert sorted(row["status"] for row in rows) == [499, 503]
     assert usage.prompt_tokens == next(row["sizes"]["prompt_tokens"] for row in rows if row["status"] == 499)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a b c"}),
+        (CHAT, {"messages": BODY["messages"]}),
+        ("/v1/completions", {"prompt": "a"}),
+    ],
+)
+def test_a_request_that_an_engine_refuses_before_it_works_costs_no_tokens(served, tmp_path, path, body):
+    _, secret = add_key(tmp_path / "access")
+
+    with running_server([served], tmp_path / "access") as (url, pool), open_client(url, secret) as http:
+        pool.close()
+        answer = http.post(path, json={"model": "tiny", **body})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    (usage,) = read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
+    assert (usage.requests, usage.prompt_tokens, usage.completion_tokens) == (1, 0, 0)

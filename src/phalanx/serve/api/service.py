@@ -345,6 +345,8 @@ class Service:
             reservation.reserve_tokens(num_tokens, 0)
             vectors = await self.pool.embed_texts(model_id, prompts)
         except PhalanxError as exc:
+            if isinstance(exc, EngineBusyError):
+                reservation.settle(0, 0)
             raise refusal_of(exc) from exc
         except BudgetExceeded as exc:
             raise _refuse_budget(exc) from exc
