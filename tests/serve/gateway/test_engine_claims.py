@@ -60,6 +60,16 @@ def test_of_a_whole_answer_all_texts_are_kept_or_none(second, kept):
     assert ["".join(pieces) for pieces in facts.answers.values()] == kept
 
 
+def chunk(text: str = "", finish: str | None = None, **more) -> dict:
+    return {"id": "c", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}], **more}
+
+
+START = {
+    "type": "message_start",
+    "message": {"id": "m", "content": [], "usage": {"input_tokens": 3, "output_tokens": 1}},
+}
+BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+
 ESCAPED = '{"a": "the key is ' + PLANTED[:6] + f"\\u{ord(PLANTED[6]):04x}" + PLANTED[7:] + ' now"}'
 TOOL_CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
 HIDDEN_ARGUMENTS = {
@@ -84,6 +94,50 @@ def test_escapes_in_arguments_of_a_whole_call_hide_nothing(case):
         clean_answer(json.dumps(HIDDEN_ARGUMENTS[case]).encode(), read(name, **asked), TextFilters(), AnswerFacts())
 
     assert refusal.value.code == "content_filter"
+
+
+ORIGIN = {"marked": [PLANTED], "note": f"see {PLANTED} now"}
+BESIDE_TEXTS = {
+    "count of a chat": (
+        "chat",
+        [chunk("a", finish="stop"), {"id": "c", "choices": [], "usage": {}, "phalanx": ORIGIN}],
+    ),
+    "part of a chat": ("chat", [chunk("a", phalanx=ORIGIN), chunk(finish="stop", phalanx=ORIGIN)]),
+    "ping": ("messages", [START, {"type": "ping", "phalanx": ORIGIN}]),
+    "begin of a message": ("messages", [{**START, "phalanx": ORIGIN}]),
+    "first message": ("messages", [{**START, "message": {**START["message"], "phalanx": ORIGIN}}]),
+    "fault of the first message": ("messages", [{**START, "message": {**START["message"], "error": ORIGIN}}]),
+    "arguments in a delta": (
+        "messages",
+        [START, BLOCK, {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "input": ORIGIN}}],
+    ),
+    "arguments in another event": (
+        "messages",
+        [START, {"type": "ping", "content_block": {"type": "text", "input": ORIGIN}}],
+    ),
+    "end of a message": ("messages", [START, {"type": "message_delta", "delta": {}, "phalanx": ORIGIN}]),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE_TEXTS)
+def test_what_an_engine_says_of_its_answer_is_no_place_for_a_text_in_any_event(case):
+    name, parts = BESIDE_TEXTS[case]
+    options = {"stream_options": {"include_usage": True}} if name == "chat" else {}
+
+    events, _ = relay(
+        read(name, stream=True, **options), [*parts, "[DONE]" if name == "chat" else {"type": "message_stop"}]
+    )
+
+    assert PLANTED.encode() not in events
+
+
+def test_nor_beside_vectors():
+    answer = {"object": "list", "data": [{"embedding": [0.5]}], "phalanx": ORIGIN}
+    request = read("embeddings", input="a", messages=None, max_tokens=None)
+
+    clean = clean_answer(json.dumps(answer).encode(), request, TextFilters(), AnswerFacts())
+
+    assert PLANTED not in json.dumps(clean)
 
 
 def in_pieces(text: str) -> list[str]:
@@ -194,17 +248,6 @@ def test_bytes_of_alternatives_do_not_go_out():
         {"token": "a", "logprob": -1.0},
         {"token": "b", "logprob": -1.0},
     ]
-
-
-def chunk(text: str = "", finish: str | None = None, **more) -> dict:
-    return {"id": "c", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}], **more}
-
-
-START = {
-    "type": "message_start",
-    "message": {"id": "m", "content": [], "usage": {"input_tokens": 3, "output_tokens": 1}},
-}
-BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
 
 
 def piece(text: str) -> dict:

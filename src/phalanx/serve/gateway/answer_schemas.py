@@ -157,6 +157,8 @@ class EngineMessage(WholePart, _End):
 
 
 class _FirstMessage(EngineMessage):
+    error: None = None
+    phalanx: None = None
     content: Annotated[list[_Block], Field(max_length=0)] = []
 
 

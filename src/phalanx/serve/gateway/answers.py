@@ -170,8 +170,9 @@ def clean_answer(body: bytes, request: ForwardedRequest, filters: TextFilters, f
     # a text goes out where none of the answer is refused
     for place, (text, _) in enumerate(texts):
         facts.keep_answer(place, text)
+    origin = answer.pop("phalanx", None)
     if request.route.name != "embeddings":
-        answer["phalanx"] = facts.describe_origin(answer.get("phalanx"))
+        answer["phalanx"] = facts.describe_origin(origin)
     return answer
 
 

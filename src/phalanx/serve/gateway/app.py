@@ -67,8 +67,8 @@ class Gateway:
         ]
 
         @contextlib.asynccontextmanager
-        async def run_beside(app: Starlette) -> AsyncIterator[None]:
-            async with self._run_upkeep(app), watch.run_checks():
+        async def run_beside(_app: Starlette) -> AsyncIterator[None]:
+            async with self._run_upkeep(), watch.run_checks():
                 yield
 
         app = Starlette(routes=[*forwarded, *own], exception_handlers=_HANDLERS, lifespan=run_beside)
@@ -76,8 +76,7 @@ class Gateway:
         return app
 
     @contextlib.asynccontextmanager
-    async def _run_upkeep(self, app: Starlette) -> AsyncIterator[None]:
-        del app
+    async def _run_upkeep(self) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(self._access.keep_synced()),
             asyncio.create_task(self._pool.watch_health(self._config.health_every_s)),
@@ -98,9 +97,8 @@ class Gateway:
         return JSONResponse({"object": "list", "data": self._models_of(request.state.caller)})
 
     async def _show_model(self, request: Request) -> Response:
-        models = [
-            model for model in self._models_of(request.state.caller) if model["id"] == request.path_params["name"]
-        ]
+        name = request.path_params["name"]
+        models = [model for model in self._models_of(request.state.caller) if model["id"] == name]
         if not models:
             raise _no_model()
         return JSONResponse(models[0])
@@ -109,8 +107,7 @@ class Gateway:
         names = [name for name in self._pool.model_names() if caller.allows_model(name)]
         return [{"id": name, "object": "model", "created": 0, "owned_by": "phalanx"} for name in names]
 
-    async def _report_health(self, request: Request) -> Response:
-        del request
+    async def _report_health(self, _request: Request) -> Response:
         is_ready = any(backend.is_healthy for backend in self._pool.backends)
         return JSONResponse({"status": "ready" if is_ready else "no engine"}, 200 if is_ready else 503)
 

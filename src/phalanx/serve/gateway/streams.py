@@ -117,7 +117,7 @@ class AnswerStream:
             yield from self._convert_event(part)
             return
         self._facts.read_usage(part.get("usage"))
-        choices = part.get("choices")
+        choices, origin = part.get("choices"), part.pop("phalanx", None)
         if not choices:
             # the count of tokens, which is always asked for here and goes on to those who asked for it
             if self._request.wants_usage:
@@ -125,7 +125,6 @@ class AnswerStream:
             return
         if not self._request.wants_usage:
             part.pop("usage", None)
-        origin = part.pop("phalanx", None)
         for choice in choices:
             self._filter_choice(choice)
         if any(choice.get("finish_reason") is not None for choice in choices):
@@ -148,9 +147,10 @@ class AnswerStream:
         self._feed_places(number, text_places({**event, "message": None}))
         if event["type"] == "content_block_delta" and (event.get("delta") or {}).get("type") is None:
             return
-        if event["type"] == "content_block_start" and "input" in (event.get("content_block") or {}):
+        for block in (event.get("content_block") or {}, event.get("delta") or {}):
             # the arguments come in pieces
-            event["content_block"]["input"] = {}
+            if "input" in block:
+                block["input"] = {}
         if event["type"] == "content_block_stop":
             self._finished.add(number)
             for (key,), rest in self._close_streams(number):
@@ -159,8 +159,9 @@ class AnswerStream:
         if event["type"] == "message_stop" and self._streams:
             # a block whose end is held back has not ended
             raise _broken_off()
+        origin = event.pop("phalanx", None)
         if event["type"] == "message_delta":
-            event["phalanx"] = self._facts.describe_origin(event.get("phalanx"))
+            event["phalanx"] = self._facts.describe_origin(origin)
         yield event
 
     def _feed_places(self, number: int, places: list[TextPlace]) -> None:
@@ -227,14 +228,13 @@ def stream_whole_answer(answer: dict[str, Any], request: ForwardedRequest) -> It
         yield from stream_response(answer)
         return
     usage = answer.pop("usage", None)
-    for choice in answer.get("choices", ()):
-        if request.route.name == "chat":
+    if request.route.name == "chat":
+        answer["object"] = "chat.completion.chunk"
+        for choice in answer["choices"]:
             message = choice.pop("message", None) or {}
             if message.get("tool_calls"):
                 message["tool_calls"] = [{**call, "index": n} for n, call in enumerate(message["tool_calls"])]
             choice["delta"] = message
-    if request.route.name == "chat":
-        answer["object"] = "chat.completion.chunk"
     yield b"data: " + json.dumps(answer).encode() + b"\n\n"
     if request.wants_usage:
         yield b"data: " + json.dumps({**answer, "choices": [], "usage": usage}).encode() + b"\n\n"
