@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -274,6 +275,24 @@ def test_a_key_that_is_revoked_loses_its_stream(served, tmp_path, caplog):
     assert [(request["key"], request["status"]) for request in requests] == [(key_id, 499)]
     assert "server_error" not in requests[0]["verdicts"]
     assert "Error" not in caplog.text.replace("ASGI callable", "")
+
+
+def test_a_key_that_is_revoked_gets_no_whole_answer_and_the_log_says_so(served, tmp_path):
+    key_id, secret = add_key(tmp_path / "access")
+    body = {**BODY, "max_tokens": 900, "logit_bias": {"65": 100}}
+
+    with (
+        running_server([served], tmp_path / "access") as (url, pool),
+        open_client(url, secret) as http,
+        ThreadPoolExecutor(1) as aside,
+    ):
+        asked = aside.submit(http.post, CHAT, json=body)
+        while not pool.engines[0].num_running:
+            pool.engines[0].served.token_names.text_of(0)
+        KeyStore.open(tmp_path / "access").revoke_key(key_id)
+        assert asked.result().status_code == 401
+
+    assert [row["status"] for row in read_lines(tmp_path / "access")] == [499]
 
 
 def test_texts_are_marked_and_an_answer_says_how(served, tmp_path):

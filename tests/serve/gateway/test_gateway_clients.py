@@ -2,6 +2,7 @@
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from running_gateway import WIDE
@@ -186,14 +187,36 @@ def test_a_client_that_leaves_before_its_whole_answer_has_none_in_the_log(lab):
             lab.gateway.list_models(lab.secret)
     # its turn comes behind that of the connection's end
     lab.gateway.list_models(lab.secret)
+    let_engines_answer(lab)
+
+    assert read_statuses(lab, key_id) == [499]
+
+
+def let_engines_answer(lab):
     lab.local.may_answer.set()
     lab.cloud.may_answer.set()
+
+
+def read_statuses(lab, key_id):
+    """Those of the lines of a key, once there is one."""
     lines = []
     while not lines:
         text = "".join(file.read_text() for file in (lab.gateway.folder / "access" / "log").glob("*.jsonl"))
         lines = [json.loads(line)["body"] for line in text.splitlines(keepends=True) if key_id in line and "\n" in line]
+    return [line["status"] for line in lines]
 
-    assert [line["status"] for line in lines] == [499]
+
+def test_a_key_that_is_revoked_gets_no_whole_answer_and_the_log_says_so(lab):
+    key_id, secret = lab.keys.make("emma", limits=WIDE)
+    with ThreadPoolExecutor(1) as aside:
+        asked = aside.submit(lab.gateway.ask, secret, "later")
+        while not (lab.local.requests or lab.cloud.requests):
+            lab.gateway.list_models(lab.secret)
+        lab.keys.store.revoke_key(key_id)
+        let_engines_answer(lab)
+        assert asked.result().status_code == 401
+
+    assert read_statuses(lab, key_id) == [499]
 
 
 @pytest.mark.parametrize("stream", [False, True])

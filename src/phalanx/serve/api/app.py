@@ -36,7 +36,7 @@ from phalanx.serve.api.fields import make_id, parse_body, translate_body
 from phalanx.serve.api.messages import CountBody, MessagesBody, MessagesWriter
 from phalanx.serve.api.openapi import describe_routes
 from phalanx.serve.api.responses import ResponsesBody, ResponsesWriter
-from phalanx.serve.api.service import ModelReply, Service, refusal_of
+from phalanx.serve.api.service import LEFT, ModelReply, Service, refusal_of
 from phalanx.serve.engine import ModelCard, SamplingSettings
 from phalanx.serve.engine.text_assembler import TokenNames
 from phalanx.serve.observe import ServerWatch
@@ -107,7 +107,7 @@ class _Routes:
                     request, lambda: self._service.open_reply(generations, caller, route.path, reservation)
                 )
                 if not isinstance(opened, ModelReply):
-                    return Response(status_code=499)
+                    return Response(status_code=LEFT)
                 # the reply settles it
                 stack.pop_all()
             request.scope["state"]["models"] += self._service.pool.digests_of(opened.card)
@@ -121,12 +121,14 @@ class _Routes:
                 return _ReplyStream(_guard_stream(writer, opened, route.path, padder), opened, headers | _EVENT_STREAM)
             try:
                 whole = await _unless_left(request, writer.write_whole)
+                if not request.state.is_open():
+                    opened.status = LEFT
             except PhalanxError as exc:
                 refusal = _end_by_fault(opened, route.path, exc)
                 return _answer_refusal(request, refusal)
             finally:
                 await opened.close()
-            return Response(status_code=499) if whole is None else JSONResponse(whole, headers=headers)
+            return Response(status_code=LEFT) if whole is None else JSONResponse(whole, headers=headers)
 
         return generate
 
@@ -194,7 +196,7 @@ class _Routes:
         """Answer with a refusal, or that there is no such path or method; the log has it too."""
         if isinstance(exc, AnswerCutError):
             # the door cuts what it does not let out; the line of what was written is the reply's
-            return Response(status_code=499)
+            return Response(status_code=LEFT)
         route = route_of(request.scope)
         if isinstance(exc, HTTPException):
             code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")

@@ -42,7 +42,7 @@ from phalanx.serve.engine import (
 from phalanx.serve.filters import FilterNote, StreamFilter, TextFilters, TextRefused, map_texts
 from phalanx.serve.marks import MarkRefused
 
-_LEFT = 499
+LEFT = 499
 _PROMPT_FIELDS = {"messages", "tools", "text", "ids"}
 ReplyFinish = Literal["stop", "length", "stop_sequence", "tool_calls", "content_filter"]
 
@@ -131,7 +131,7 @@ class ModelReply:
         self.usage = Usage(prompt_tokens=sum(map(len, prompts)))
         self.verdicts: list[str] = []
         self.answers: dict[int, list[str]] | None = {} if keeps_answers else None
-        self.status = _LEFT
+        self.status = LEFT
         self._filters = filters
         self._streams: list[EventStream] = []
         self._stack = AsyncExitStack()

@@ -167,7 +167,7 @@ class Gateway:
                 whole = await run_aside(
                     len(content), lambda: clean_answer(content, forwarded, self._filters, entry.facts)
                 )
-                entry.facts.status = LEFT if await request.is_disconnected() else 200
+                entry.facts.status = 200 if request.state.is_open() and not await request.is_disconnected() else LEFT
             except RequestRefused as refusal:
                 entry.refusal = refusal
                 raise
