@@ -137,10 +137,13 @@ class _Routes:
         caller = _caller_of(request)
         with self._service.begin_request(caller) as reservation:
             body = parse_body(EmbeddingBody, await request.body())
-            vectors, num_tokens = await self._service.embed_texts(
-                body.model, body.texts(), caller, "/v1/embeddings", reservation
+            embedded = await _unless_left(
+                request,
+                lambda: self._service.embed_texts(
+                    body.model, body.texts(), caller, "/v1/embeddings", reservation, request.state.is_open
+                ),
             )
-        return JSONResponse(body.describe(vectors, num_tokens))
+        return Response(status_code=LEFT) if embedded is None else JSONResponse(body.describe(*embedded))
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer with the number of tokens of a chat."""

@@ -328,8 +328,19 @@ class Service:
         caller: Caller,
         route: str,
         reservation: Reservation,
+        is_open: Callable[[], bool],
     ) -> tuple[list[list[float]], int]:
-        """Return one vector a text, and how many tokens they have together."""
+        """Return one vector a text, and how many tokens they have together.
+
+        Args:
+            is_open: Whether the caller may still be answered; a client that leaves cancels the call.
+        """
+
+        def record(status: int) -> None:
+            logged = _texts_of(admitted, []) if self.access.request_log.seals_texts else None
+            facts = RequestFacts(route, card.digest, status, {"prompt_tokens": num_tokens}, texts=logged)
+            self.access.request_log.record_request(caller, facts)
+
         requests = [
             GenerationRequest(model=model_id, owner=caller.owner, text=text)
             if isinstance(text, str)
@@ -343,17 +354,18 @@ class Service:
             if max(map(len, prompts)) > card.window:
                 raise BadRequestError(f"a text has more tokens than the model's window of {card.window}", "input")
             reservation.reserve_tokens(num_tokens, 0)
-            vectors = await self.pool.embed_texts(model_id, prompts)
+            try:
+                vectors = await self.pool.embed_texts(model_id, prompts)
+            except asyncio.CancelledError:
+                record(LEFT)
+                raise
         except PhalanxError as exc:
             if isinstance(exc, EngineBusyError):
                 reservation.settle(0, 0)
             raise refusal_of(exc) from exc
         except BudgetExceeded as exc:
             raise _refuse_budget(exc) from exc
-        sizes = {"prompt_tokens": num_tokens}
-        logged = _texts_of(admitted, []) if self.access.request_log.seals_texts else None
-        facts = RequestFacts(route=route, model_digest=card.digest, status=200, sizes=sizes, texts=logged)
-        self.access.request_log.record_request(caller, facts)
+        record(200 if is_open() else LEFT)
         return vectors, num_tokens
 
     async def count_tokens(self, request: GenerationRequest, caller: Caller, route: str) -> int:
