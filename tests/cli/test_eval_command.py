@@ -97,6 +97,25 @@ def test_a_mistake_is_named(models, tmp_path, capfd, arguments, message):
     assert message in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("against", ["gone.json", "empty.json", "gone"])
+def test_what_is_nothing_to_compare_with_is_told_before_a_model_is_opened(tmp_path, capfd, against):
+    (tmp_path / "empty.json").write_text("{}")
+
+    code = run_command(["eval", str(tmp_path / "no model"), "--against", str(tmp_path / against)])
+
+    assert code == 3
+    assert against in capfd.readouterr().err
+
+
+def test_a_comparison_that_fails_loses_nothing_that_was_measured(models, tmp_path):
+    other, out = tmp_path / "other.json", tmp_path / "out.json"
+    suite = ["--suite", "facts", "--limit", "2"]
+    assert run_command(["eval", models["llama"], *suite, "--seed", "1", "--out", str(other)]) == 0
+
+    assert run_command(["eval", models["llama"], *suite, "--against", str(other), "--out", str(out)]) == 3
+    assert read_result(out).figures
+
+
 def test_figures_and_digests_do_not_depend_on_the_place_of_the_model(models, tmp_path):
     shutil.copytree(models["llama"], tmp_path / "copy")
     suites = ["--suite", "facts", "--suite", "prose", "--limit", "4"]

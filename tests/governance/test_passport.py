@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from phalanx.cli.outcome import run_command
+from phalanx.evaluate.evaluation import EvaluationResult, FigureRecord, SuiteResult, result_text
+from phalanx.verifier.bundle import read_bundle
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "verifier"))
 from forger import MODEL, SMALL, Forger, payload_of
@@ -163,11 +166,21 @@ def test_a_passport_is_made_of_a_real_run_and_never_overwritten(
     home = write_dataset(tmp_path / "data", TEXTS)
     train(load_run(write_run_file(tmp_path / "run.toml", home, "best_fit", 4, 2)), tmp_path / "run")
     words = ["passport", str(tmp_path / "run"), "--out", str(tmp_path / "one.passport"), "--document", "hoplite/7.0"]
+    figure = FigureRecord(metric="accuracy", value=0.5, low=None, high=None, n=1, clusters=1, method="none")
+    suite = SuiteResult(name="own", kind="choice", version=1, suite_digest="0" * 64, num_rows=1, figures=(figure,))
+    evaluation = EvaluationResult(subject="a server", model={}, seed=0, versions={}, suites=(suite,))
+    result = tmp_path / "run" / "evaluation.json"
+    result.write_text(result_text(evaluation))
 
     # the pipeline has no worker: its audits prove steps nevertheless
     assert run_command(words) in (0, 7)
     assert run_command(words) == 2
     capsys.readouterr()
+    # whoever changes a figure afterwards has another file than the one that the passport names
+    member = read_bundle(tmp_path / "one.passport")["tests/evaluation.dsse.json"].read_all(2**20)
+    (stated,) = payload_of(member)["predicate"]["configuration"]
+    assert stated["annotations"]["figures"] == {"own.accuracy": "0.5"}
+    assert stated["digest"]["sha256"] == sha256(result.read_bytes()).hexdigest()
     assert run_command(["checkpoint", "export", str(tmp_path / "run"), str(tmp_path / "model")]) == 0
     assert run_command(["verify", str(tmp_path / "one.passport"), "--model", str(tmp_path / "model")]) in (0, 7)
     shutil.copytree(tmp_path / "model", tmp_path / "other")

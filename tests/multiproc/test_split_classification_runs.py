@@ -7,9 +7,10 @@ import pytest
 from real_runs import TINY, descendant, exists
 from safetensors.torch import load_file, save_file
 
+from phalanx.cli.outcome import run_command
 from phalanx.data.tasks import share_out
 from phalanx.data.tasks.medquad import CLASSES, MEDQUAD
-from phalanx.errors import CheckpointError, ConfigError, ModelError
+from phalanx.errors import CheckpointError, ConfigError, ModelError, VerificationError
 from phalanx.serve import open_classifier
 from phalanx.train import PastRun, export_run, verify_run_export
 
@@ -75,6 +76,18 @@ labelled = {{ task = "medquad", home = "{home}", texts_per_client = 32, test_tex
 """
 
 
+LLAMA = """model_type = "llama"
+vocab_size = 300
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 4
+num_attention_heads = 4
+max_position_embeddings = 16
+tie_word_embeddings = false
+
+"""
+
+
 def accuracy_of(model, run, parties):
     """The share of held-out texts that an exported classifier puts into their class."""
     labelled = run.data.labelled
@@ -110,7 +123,7 @@ def test_a_classification_beats_the_largest_class_in_all_records_and_is_the_same
 
 def test_whoever_is_killed_a_classification_goes_on_with_the_same_bits(medical):
     clean = medical.finish(run_dir="clean")
-    process = medical.train_examples()
+    process = medical.train()
     medical.wait_for(process, lambda: medical.has_line("metrics.jsonl", '"step": 4,'))
     enclave = descendant(process, "enclave local")
     process.kill()
@@ -161,17 +174,43 @@ def test_a_federated_classifier_classifies_held_out_texts_as_the_run_did(place, 
 
     model = open_classifier(past.path)
     assert accuracy_of(model, past.config, past.config.federated.sites) == summary["classification"]["accuracy"]
+    out = tmp_path / "out"
+    export_run(past, out)
+    assert verify_run_export(past, out) == summary["final_weights_digest"]
+    assert run_command(["passport", str(past.path), "--out", str(tmp_path / "one.passport")]) == 7
+    assert run_command(["verify", str(tmp_path / "one.passport"), "--model", str(out)]) == 7
     if adapter:
-        export_run(past, tmp_path / "peft")
-        assert verify_run_export(past, tmp_path / "peft") == summary["final_weights_digest"]
         with pytest.raises(ModelError, match="is an adapter without its model"):
-            open_classifier(tmp_path / "peft")
+            open_classifier(out)
+        return
+    config = (out / "config.json").read_text()
+    (out / "config.json").write_text(config.replace(CLASSES[0], "changed"))
+    with pytest.raises(VerificationError, match="id2label"):
+        verify_run_export(past, out)
+    (out / "config.json").write_text(config)
+    tensors = load_file(out / "model.safetensors")
+    tensors["classifier.weight"][0] += 1
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    with pytest.raises(VerificationError, match="they were changed"):
+        verify_run_export(past, out)
+
+
+def test_a_classifier_whose_run_has_not_ended_has_a_passport(place, tmp_path):
+    write_texts(place.path)
+    text = classifying_text(FEDERATED.replace("[model.adapter]\nrank = 2\n", ""), place.path)
+    begin, end = text.index('model_type = "gpt2"'), text.index("[federated]")
+    place.run_file.write_text(text[:begin] + LLAMA + text[end:])
+    process = place.train("train.steps=2000", "checkpoint.every=2")
+    place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 6,'))
+    process.kill()
+
+    assert run_command(["passport", str(place.path / "run"), "--out", str(tmp_path / "one.passport")]) == 7
 
 
 @pytest.mark.parametrize("second", ["false", "true"])
 def test_masked_workers_behind_sandboxes_compute_what_they_do_elsewhere(medical, second):
     masked = ("split.mode='masked'", f"split.masked={{second_worker={second}}}", "train.steps=3")
-    process = medical.train_examples(*masked, *CONFINED, run_dir="confined")
+    process = medical.train(*masked, *CONFINED, run_dir="confined")
     or_skip(medical, process)
     elsewhere = medical.finish(*masked, run_dir="run")
 
@@ -182,7 +221,7 @@ def test_masked_workers_behind_sandboxes_compute_what_they_do_elsewhere(medical,
 
 
 def test_the_best_tier_is_taken_and_said_and_kept_in_the_config(medical):
-    process = medical.train_examples("split.tier='auto'", "train.steps=2")
+    process = medical.train("split.tier='auto'", "train.steps=2")
     assert process.wait() == 0, process.text
 
     summary = medical.summary()
@@ -190,4 +229,4 @@ def test_the_best_tier_is_taken_and_said_and_kept_in_the_config(medical):
     assert summary["split"]["tier"] in ("process", "sim")
     assert f'tier = "{summary["split"]["tier"]}"' in (medical.path / "run" / "config.toml").read_text()
     assert summary["split"]["worth"].split(":")[0] == summary["split"]["tier"]
-    assert medical.train_examples("split.tier='auto'", "train.steps=2", resume=True).wait() == 0
+    assert medical.train("split.tier='auto'", "train.steps=2", resume=True).wait() == 0

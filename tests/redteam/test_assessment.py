@@ -194,6 +194,16 @@ def test_garak_that_fails_or_is_not_there_is_no_pass(tmp_path):
         run_garak(environment(tmp_path, "import sys; sys.exit(3)"), "http://127.0.0.1:9", "default", "")
 
 
+def test_no_attack_is_lost_to_a_garak_that_fails(tmp_path, capsys):
+    python = environment(tmp_path, "import sys; sys.exit(3)")
+    command = ["redteam", "http://127.0.0.1:9", "--attacks", "jailbreak", "--no-controls", "--with-garak", str(python)]
+
+    assert run_command(command) == 4
+    error = capsys.readouterr().err
+    assert "garak: ended with 3" in error
+    assert "redteam: jailbreak" not in error
+
+
 def test_the_command_refuses_gates_and_attacks_that_there_are_not(tmp_path, capsys):
     assert run_command(["redteam", str(tmp_path), "--attacks", "hope"]) == 2
     assert run_command(["redteam", str(tmp_path), "--fail-above", "extraction"]) == 2

@@ -88,6 +88,9 @@ def test_a_file_goes_on_where_it_stopped_and_counts_what_was_cut(directory, tmp_
     source.write_text('{"text": "heart"}\n')
     with pytest.raises(DataError, match="is of another input"):
         classify_file(model, source, target, lambda done, total: None)
+    source.write_text('{"text": "heart"}\n{"text": "heart", "label": "other"}\n')
+    with pytest.raises(DataError, match="line 2: has label, which the result would replace; rename it"):
+        classify_file(model, source, tmp_path / "other.jsonl", lambda done, total: None)
     source.write_text('{"text": "heart", "id": "\\ud800"}\n')
     with pytest.raises(DataError, match="line 1: cannot be written again"):
         classify_file(model, source, tmp_path / "other.jsonl", lambda done, total: None)

@@ -286,6 +286,7 @@ class TestFiles:
             ("{}", "line 4: expected either prompt or messages"),
             ('{"messages": [{"role": "king", "content": "x"}]}', "line 4: turn 1: has the role"),
             ('{"prompt": ""}', "line 4: prompt: has no token"),
+            ('{"prompt": "the", "finish": "never"}', "line 4: has finish, which the result would replace"),
             (r'{"prompt": "the", "id": "\ud800"}', "line 4: cannot be written again"),
             ('{"prompt": "the", "id": NaN}', "line 4: cannot be written again"),
         ],

@@ -448,6 +448,7 @@ def test_another_history_is_refused_by_whoever_knows_a_head_of_the_first(tmp_pat
     alone = verify_passport(path, OWNER)
 
     assert any("wrote no other log is its word" in remark for remark in alone.remarks)
+    assert "that figures of tests are what was measured is the owner's word" in alone.remarks
     assert verify_passport(path, OWNER, heads=heads[:1]).rows["convicted"] == "nobody"
     with pytest.raises(RefusedError, match="lacks public line"):
         verify_passport(path, OWNER, heads=heads)

@@ -20,7 +20,7 @@ from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
 from phalanx.models.cache import written_once
 from phalanx.models.classifier import HEAD_TENSORS, ClassifierForm
-from phalanx.models.directory import TOKENIZER, publish_model, refuse_existing, spare_directory
+from phalanx.models.directory import TOKENIZER, WEIGHTS, publish_model, refuse_existing, spare_directory
 from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer, with_older_keys
 from phalanx.models.weights import split_experts
 
@@ -128,22 +128,26 @@ def write_weights(
     target: Path, weights: Mapping[str, Tensor], source: ModelSource, classifier: ClassifierForm | None = None
 ) -> None:
     """Write the weights of a whole model."""
+    save_file(name_weights(weights, source, classifier), target / WEIGHTS, _METADATA)
+
+
+def name_weights(
+    weights: Mapping[str, Tensor], source: ModelSource, classifier: ClassifierForm | None = None
+) -> dict[str, Tensor]:
+    """Return the weights of a whole model by the names in its file."""
     expected = set(parameter_names(source.hub_config))
     if classifier is not None:
         expected |= HEAD_TENSORS
     if set(weights) != expected:
         differing = sorted(expected ^ set(weights))
-        raise CheckpointError(
-            f"{target.parent}: {differing[:3]} differ from the model's parameters; use the run's own model"
-        )
+        raise CheckpointError(f"{differing[:3]} differ from the model's parameters; use the run's own model")
     if classifier is not None:
         weights = classifier.rename_head(weights)
-    tensors = {
+    return {
         source.family.hub_name(piece): part.contiguous()
         for name, tensor in weights.items()
         for piece, part in split_experts(source.family, name, tensor)
     }
-    save_file(tensors, target / "model.safetensors", _METADATA)
 
 
 def write_companions(

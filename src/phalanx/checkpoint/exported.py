@@ -14,19 +14,21 @@ from phalanx.transport.tensors import UNREADABLE
 from phalanx.verifier.forms import RefusedError, UnreadableError
 from phalanx.verifier.statement import SIGNATURE_FILE, list_weight_files
 
-_ADAPTER = "adapter_model.safetensors"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _UNREAD_KINDS = ("", ".md")
 """Endings of files that no program loads with a model: its card, its licence."""
 
 
-def verify_export(directory: Path, final_digest: str | None, adapter: Mapping[str, Tensor] | None) -> str:
+def verify_export(
+    directory: Path, final_digest: str | None, tensors: Mapping[str, Tensor] | None, file: str = ADAPTER_WEIGHTS
+) -> str:
     """Return the digest that the run signed at its end, of a directory with its weights.
 
     Args:
         directory: Export to check; nothing in it is trusted.
         final_digest: Digest of all weights, from the run's signed log; None while it has not ended.
-        adapter: Tensors of the run's last certified checkpoint, as peft's file has them; None where the run trained a
-            whole model. The signed digest is over adapter and base together.
+        tensors: Tensors of the run's last certified checkpoint, as `file` has them; None of a whole model whose names
+            the signed digest is over: it is over adapter and base together, and has other names than a classifier.
 
     Raises:
         CheckpointError: The run has not ended, or the directory holds other tensors than the run trained.
@@ -35,9 +37,9 @@ def verify_export(directory: Path, final_digest: str | None, adapter: Mapping[st
     """
     if final_digest is None:
         raise CheckpointError("the run's log has no digest of final weights: it has not ended; export prints its step")
-    is_adapter = (directory / _ADAPTER).is_file()
-    if is_adapter != (adapter is not None):
-        expected = "an adapter" if adapter is not None else "a whole model"
+    is_adapter = tensors is not None and file == ADAPTER_WEIGHTS
+    if is_adapter != (directory / ADAPTER_WEIGHTS).is_file():
+        expected = "an adapter" if is_adapter else "a whole model"
         raise CheckpointError(
             f"{directory}: expected {expected}, which the run trained, and found something else; "
             "export the run again, without --merge, to compare"
@@ -46,11 +48,11 @@ def verify_export(directory: Path, final_digest: str | None, adapter: Mapping[st
         list_weight_files(directory)
     except (RefusedError, UnreadableError) as exc:
         raise VerificationError(f"{exc}") from exc
-    if adapter is None:
+    if tensors is None:
         digest, signed = _digest_alone(directory), final_digest
     else:
-        digest = weights_digest(read_adapter_tensors(directory / _ADAPTER))
-        signed = weights_digest(adapter.items())
+        digest = weights_digest(read_tensors(directory / file))
+        signed = weights_digest(tensors.items())
     if digest != signed:
         raise VerificationError(
             f"{directory}: weights have digest {digest}; but the run ended with {signed}: they were changed, "
@@ -120,8 +122,8 @@ def _compare_keys(path: Path, expected: Path) -> None:
         raise VerificationError(f"{path}: was changed: an export of the run has other values")
 
 
-def read_adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of an adapter's file by name.
+def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a file of weights by name.
 
     Raises:
         CheckpointError: The file is missing or malformed.

@@ -39,7 +39,8 @@ def verify(
     Without --certificate the owner's key is the one in the run directory: the check then finds every change except
     one that replaced log, leaves, summary and key together. With --head the log must reach as far as a worker
     remembers: the owner itself can take no line back. Exit code 5 also where everything that is there holds and
-    something is missing: the log's end, or the key that the audits were drawn with.
+    something is missing: the log's end, or the key that the audits were drawn with. 0 for the whole log of a run
+    without a guard, too, which proves no step: there `phalanx verify` ends with 7.
     """
     from phalanx.train.records.owner_key import owner_of
     from phalanx.train.records.run_directory import owner_certificate

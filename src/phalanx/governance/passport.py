@@ -184,7 +184,9 @@ class _PassportMaker:
         if is_whole and past.final_weights_digest is not None:
             weights = verify_run_export(past, directory)
         else:
-            weights = digest_weights(directory) if is_adapter else digest_model(directory)
+            # a classifier has other names than a model of its family
+            is_classifier = past.config.data.labelled is not None
+            weights = digest_weights(directory) if is_adapter or is_classifier else digest_model(directory)
         files = ModelFiles.from_directory(directory, directory.resolve().name)
         self._members[form.SIGNATURE_MEMBER] = self.signer.sign_model(files)
         self._members[form.PROVENANCE_FILE] = make_provenance(self.signer, files, self._build_facts(manifest))

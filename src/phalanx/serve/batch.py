@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from phalanx.config import canonical_json
 from phalanx.data.chat import parse_conversation
 from phalanx.data.chat.conversation import Conversation
 from phalanx.data.sources.jsonl import parse_object
 from phalanx.errors import DataError
-from phalanx.serve.sampling import SamplingRule
+from phalanx.serve.sampling import Completion, SamplingRule
 from phalanx.serve.text_model import TextModel
 from phalanx.telemetry import RowsTold
 
@@ -64,11 +66,14 @@ def complete_file(model: TextModel, source: Path, target: Path, sampling: Sampli
     return len(lines) - done
 
 
-def read_rows(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(source: Path, result: type[BaseModel]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the object of each line of a file, with the line's name in messages.
 
+    Args:
+        result: What is added to each line; a line that has one of its fields would lose it, and never be continued.
+
     Raises:
-        DataError: Names the line: it is no JSON object, or one that cannot be written again.
+        DataError: Names the line: it is no JSON object, has a field of the result, or cannot be written again.
     """
     try:
         content = source.read_bytes()
@@ -77,6 +82,8 @@ def read_rows(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, row in enumerate(content.splitlines(), start=1):
         place = f"{source}, line {number}"
         record = parse_object(row, place)
+        if taken := sorted(record.keys() & result.model_fields.keys()):
+            raise DataError(f"{place}: has {', '.join(taken)}, which the result would replace; rename it")
         try:
             canonical_json(record)
         except ValueError as exc:
@@ -86,7 +93,7 @@ def read_rows(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _read_prompts(source: Path) -> Iterator[PromptRow]:
-    for place, record in read_rows(source):
+    for place, record in read_rows(source, Completion):
         has_prompt, has_messages = isinstance(record.get("prompt"), str), isinstance(record.get("messages"), list)
         if has_prompt == has_messages:
             raise DataError(f"{place}: expected either prompt or messages: a text, or a list")

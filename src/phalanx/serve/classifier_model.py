@@ -174,7 +174,7 @@ def classify_file(model: ClassifierModel, source: Path, target: Path, report: Ro
 
 
 def _read_texts(source: Path) -> list[dict[str, Any]]:
-    rows = list(read_rows(source))
+    rows = list(read_rows(source, TextClass))
     for place, record in rows:
         if not isinstance(record.get("text"), str) or not record["text"].strip():
             raise DataError(f"{place}: expected text: a string that is not empty")

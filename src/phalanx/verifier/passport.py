@@ -344,6 +344,7 @@ class _PassportReader:
                     require(notes["weights"] == self._seal["model"]["weights"], "was measured on other weights")
                 figures.update({f"{notes['kind']}: {key}": value for key, value in notes["figures"].items()})
                 results.append(f"{name.removeprefix(TESTS).removesuffix('.dsse.json')} {predicate['result']}")
+        self._findings.remarks += ["that figures of tests are what was measured is the owner's word"] if results else []
         self._findings.rows["tests"] = ", ".join(results) or "none"
         return figures
 

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -42,6 +44,14 @@ def served(directory):
 
 def open_client(url, secret):
     return httpx2.Client(base_url=url, headers={"authorization": f"Bearer {secret}"}, trust_env=False, timeout=250)
+
+
+def read_lines(access):
+    """What the log says of each request."""
+    text = "".join(file.read_text() for file in (access / LOG_FOLDER).iterdir())
+    # the last line may be on its way
+    lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return [line["body"] for line in lines if line["kind"] == "request"]
 
 
 def forced_text(text):
@@ -102,12 +112,13 @@ def test_a_call_that_cannot_be_sent_on_as_json_stays_text(served, tmp_path, argu
     assert "tool_calls" not in message
 
 
-def test_escapes_in_arguments_of_a_call_hide_nothing_from_the_filters(served, tmp_path):
+@pytest.mark.parametrize("word", [r"forbidden \u0074opic", r"forbidden\ntopic"])
+def test_escapes_in_arguments_of_a_call_hide_nothing_from_the_filters(served, tmp_path, word):
     _, secret = add_key(tmp_path / "access")
     (tmp_path / "topics.txt").write_text("forbidden topic\n")
     output = {**NO_FILTERS.output.model_dump(), "topic_files": (tmp_path / "topics.txt",)}
     filters = FiltersConfig.model_validate({"output": output})
-    body = {**BODY, **forced_call(r'{"a": "forbidden \u0074opic"}')}
+    body = {**BODY, **forced_call(f'{{"a": "{word}"}}')}
 
     with (
         running_server([served], tmp_path / "access", filters=filters) as (url, _),
@@ -198,6 +209,32 @@ def test_a_client_that_leaves_pays_for_what_was_written(served, tmp_path):
     assert status == 200
     (usage,) = read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
     assert usage.completion_tokens < 900
+    answers = [(row["status"], row["sizes"]) for row in read_lines(tmp_path / "access") if row["sizes"]]
+    assert [status for status, _ in answers] == [499, 200]
+    assert sum(sizes["completion_tokens"] for _, sizes in answers) == usage.completion_tokens
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings"])
+def test_a_client_that_leaves_before_its_whole_answer_has_none_in_the_log(served, tmp_path, path):
+    _, secret = add_key(tmp_path / "access")
+    body = {"model": "tiny", "max_tokens": 900, "logit_bias": {"65": 100}}
+    body |= {"prompt": "a"} if path != CHAT else {"messages": BODY["messages"]}
+    if path == "/v1/embeddings":
+        body = {"model": "tiny", "input": ["a" * 1000] * 64}
+
+    with running_server([served], tmp_path / "access") as (url, _):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as link:
+            content = json.dumps(body).encode()
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\nx-api-key: {secret}\r\ncontent-type: application/json\r\n"
+            link.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+            while not any(
+                usage.prompt_tokens for usage in read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
+            ):
+                pass
+        while not (rows := read_lines(tmp_path / "access")):
+            pass
+
+    assert [row["status"] for row in rows] == [499]
 
 
 def test_what_was_written_for_prompts_that_nobody_reads_is_paid(served, tmp_path):
@@ -239,12 +276,29 @@ def test_a_key_that_is_revoked_loses_its_stream(served, tmp_path, caplog):
         assert http.post(CHAT, json=BODY).status_code == 401
         while pool.engines[0].num_running:
             pool.engines[0].served.token_names.text_of(0)
-    lines = [line for file in (tmp_path / "access" / LOG_FOLDER).iterdir() for line in file.read_text().splitlines()]
-    requests = [json.loads(line)["body"] for line in lines if json.loads(line)["kind"] == "request"]
+    requests = read_lines(tmp_path / "access")
     # one line for the request, and none of a fault that was none
-    assert [request["key"] for request in requests] == [key_id]
+    assert [(request["key"], request["status"]) for request in requests] == [(key_id, 499)]
     assert "server_error" not in requests[0]["verdicts"]
     assert "Error" not in caplog.text.replace("ASGI callable", "")
+
+
+def test_a_key_that_is_revoked_gets_no_whole_answer_and_the_log_says_so(served, tmp_path):
+    key_id, secret = add_key(tmp_path / "access")
+    body = {**BODY, "max_tokens": 900, "logit_bias": {"65": 100}}
+
+    with (
+        running_server([served], tmp_path / "access") as (url, pool),
+        open_client(url, secret) as http,
+        ThreadPoolExecutor(1) as aside,
+    ):
+        asked = aside.submit(http.post, CHAT, json=body)
+        while not pool.engines[0].num_running:
+            pool.engines[0].served.token_names.text_of(0)
+        KeyStore.open(tmp_path / "access").revoke_key(key_id)
+        assert asked.result().status_code == 401
+
+    assert [row["status"] for row in read_lines(tmp_path / "access")] == [499]
 
 
 def test_texts_are_marked_and_an_answer_says_how(served, tmp_path):
@@ -300,7 +354,26 @@ def test_a_full_queue_is_503_with_a_time(served, tmp_path):
     assert answer.json()["error"]["code"] == "overloaded"
     # no engine has read the refused prompts: they cost nothing, and the log has their one answer
     (usage,) = read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
-    lines = [line for file in (tmp_path / "access" / LOG_FOLDER).iterdir() for line in file.read_text().splitlines()]
-    rows = [json.loads(line)["body"] for line in lines if json.loads(line)["kind"] == "request"]
-    assert sorted(row["status"] for row in rows) == [200, 503]
-    assert usage.prompt_tokens == next(row["sizes"]["prompt_tokens"] for row in rows if row["status"] == 200)
+    rows = read_lines(tmp_path / "access")
+    assert sorted(row["status"] for row in rows) == [499, 503]
+    assert usage.prompt_tokens == next(row["sizes"]["prompt_tokens"] for row in rows if row["status"] == 499)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a b c"}),
+        (CHAT, {"messages": BODY["messages"]}),
+        ("/v1/completions", {"prompt": "a"}),
+    ],
+)
+def test_a_request_that_an_engine_refuses_before_it_works_costs_no_tokens(served, tmp_path, path, body):
+    _, secret = add_key(tmp_path / "access")
+
+    with running_server([served], tmp_path / "access") as (url, pool), open_client(url, secret) as http:
+        pool.close()
+        answer = http.post(path, json={"model": "tiny", **body})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    (usage,) = read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
+    assert (usage.requests, usage.prompt_tokens, usage.completion_tokens) == (1, 0, 0)

@@ -1,5 +1,6 @@
 """Faults that nobody expects: a server logs their kind and place, and not the text that they quote."""
 
+import json
 import logging
 from typing import Annotated
 
@@ -98,5 +99,8 @@ def test_a_fault_while_a_text_is_written_leaves_no_word_of_it_in_the_log(
     assert (MARKER in answer.text) == (kind is None)
     if kind is not None:
         assert f"{kind} at test_fault_log.py" in caplog.text
-    for file in (tmp_path / "access" / "log").iterdir():
-        assert MARKER not in file.read_text()
+    lines = [line for file in (tmp_path / "access" / "log").iterdir() for line in file.read_text().splitlines()]
+    assert MARKER not in "".join(lines)
+    (request,) = [json.loads(line)["body"] for line in lines if json.loads(line)["kind"] == "request"]
+    assert request["status"] == status
+    assert bool(request["sizes"]) == bool(num_steps)

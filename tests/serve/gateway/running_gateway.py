@@ -96,6 +96,7 @@ class Lab(NamedTuple):
             stub.hits.clear()
             stub.status = 200
             stub.left.clear()
+            stub.may_answer.clear()
 
 
 WIDE = {

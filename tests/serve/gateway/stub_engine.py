@@ -47,6 +47,7 @@ class Stub:
         self.hits: list[str] = []
         self.status = 200
         self.left = threading.Event()
+        self.may_answer = threading.Event()
         self.health = 200
         routes = [Route(path, self.hit, methods=["GET", "POST", "PUT", "DELETE"]) for path in OPEN_ROUTES]
         routes += [
@@ -84,6 +85,8 @@ class Stub:
     async def read(self, request) -> tuple[dict, str]:
         body = json.loads(await request.body())
         self.requests.append((request.url.path, body, dict(request.headers)))
+        if last_text(body) == "later":
+            await asyncio.to_thread(self.may_answer.wait)
         return body, last_text(body)
 
     async def embed(self, request):

@@ -70,6 +70,185 @@ START = {
 }
 BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
 
+ESCAPED = '{"a": "the key is ' + PLANTED[:6] + f"\\u{ord(PLANTED[6]):04x}" + PLANTED[7:] + ' now"}'
+TOOL_CALL = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
+HIDDEN_ARGUMENTS = {
+    "chat": {"choices": [{"index": 0, "message": {"tool_calls": [{"function": {"name": "f", "arguments": ESCAPED}}]}}]},
+    "chat that is cut off": {
+        "choices": [{"index": 0, "message": {"tool_calls": [{"function": {"arguments": ESCAPED.rstrip('"}')}}]}}]
+    },
+    "responses": {
+        "status": "completed",
+        "output": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": ESCAPED}],
+    },
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN_ARGUMENTS)
+def test_escapes_in_arguments_of_a_whole_call_hide_nothing(case):
+    """Attacker: whoever has a model write a word by its escapes, which the client's reader of JSON undoes."""
+    name = case.partition(" ")[0]
+    asked = {"input": "hi", "messages": None, "max_tokens": None} if name == "responses" else {}
+
+    with pytest.raises(RequestRefused) as refusal:
+        clean_answer(json.dumps(HIDDEN_ARGUMENTS[case]).encode(), read(name, **asked), TextFilters(), AnswerFacts())
+
+    assert refusal.value.code == "content_filter"
+
+
+ORIGIN = {"marked": [PLANTED], "note": f"see {PLANTED} now"}
+BESIDE_TEXTS = {
+    "count of a chat": (
+        "chat",
+        [chunk("a", finish="stop"), {"id": "c", "choices": [], "usage": {}, "phalanx": ORIGIN}],
+    ),
+    "part of a chat": ("chat", [chunk("a", phalanx=ORIGIN), chunk(finish="stop", phalanx=ORIGIN)]),
+    "ping": ("messages", [START, {"type": "ping", "phalanx": ORIGIN}]),
+    "begin of a message": ("messages", [{**START, "phalanx": ORIGIN}]),
+    "first message": ("messages", [{**START, "message": {**START["message"], "phalanx": ORIGIN}}]),
+    "fault of the first message": ("messages", [{**START, "message": {**START["message"], "error": ORIGIN}}]),
+    "arguments in a delta": (
+        "messages",
+        [START, BLOCK, {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "input": ORIGIN}}],
+    ),
+    "arguments in another event": (
+        "messages",
+        [START, {"type": "ping", "content_block": {"type": "text", "input": ORIGIN}}],
+    ),
+    "end of a message": ("messages", [START, {"type": "message_delta", "delta": {}, "phalanx": ORIGIN}]),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE_TEXTS)
+def test_what_an_engine_says_of_its_answer_is_no_place_for_a_text_in_any_event(case):
+    name, parts = BESIDE_TEXTS[case]
+    options = {"stream_options": {"include_usage": True}} if name == "chat" else {}
+
+    events, _ = relay(
+        read(name, stream=True, **options), [*parts, "[DONE]" if name == "chat" else {"type": "message_stop"}]
+    )
+
+    assert PLANTED.encode() not in events
+
+
+def test_nor_beside_vectors():
+    answer = {"object": "list", "data": [{"embedding": [0.5]}], "phalanx": ORIGIN}
+    request = read("embeddings", input="a", messages=None, max_tokens=None)
+
+    clean = clean_answer(json.dumps(answer).encode(), request, TextFilters(), AnswerFacts())
+
+    assert PLANTED not in json.dumps(clean)
+
+
+def in_pieces(text: str) -> list[str]:
+    return [text[start : start + 3] for start in range(0, len(text), 3)]
+
+
+@pytest.mark.parametrize("arguments", [ESCAPED, ESCAPED.rstrip('"}')])
+@pytest.mark.parametrize("name", ["chat", "messages"])
+def test_escapes_in_arguments_of_a_streamed_call_hide_nothing(name, arguments):
+    deltas = [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in in_pieces(arguments)]
+    calls = [{"tool_calls": [TOOL_CALL]}, *deltas]
+    chat = [{"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in calls]
+    blocks = [{"type": "input_json_delta", "partial_json": piece} for piece in in_pieces(arguments)]
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    messages = [START, {"type": "content_block_start", "index": 0, "content_block": use}]
+    messages += [{"type": "content_block_delta", "index": 0, "delta": block} for block in blocks]
+    messages += [{"type": "content_block_stop", "index": 0}, {"type": "message_stop"}]
+
+    events, _ = relay(
+        read(name, stream=True), {"chat": [*chat, chunk(finish="tool_calls"), "[DONE]"], "messages": messages}[name]
+    )
+
+    assert PLANTED[7:].encode() not in events
+    assert b"content_filter" in events or b'"refusal"' in events
+
+
+def test_arguments_of_a_streamed_call_come_whole_at_its_end():
+    arguments = '{"place": "Oslo", "note": "a \\"word\\" \\u00e9"}'
+    deltas = [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in in_pieces(arguments)]
+    calls = [{"tool_calls": [TOOL_CALL]}, *deltas]
+    parts = [{"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in calls]
+
+    events, _ = relay(read(stream=True), [*parts, chunk(finish="tool_calls"), "[DONE]"])
+
+    sent = [json.loads(line.removeprefix("data: ")) for line in events.decode().split("\n\n")[:-2]]
+    pieces = [
+        call["function"]["arguments"] for part in sent for call in part["choices"][0]["delta"].get("tool_calls", ())
+    ]
+    assert "".join(pieces) == arguments
+
+
+def test_bytes_of_scored_tokens_are_filtered_like_their_texts():
+    scores = [{"token": "\ufffd", "logprob": -1, "bytes": list(PLANTED.encode()), "top_logprobs": []}]
+    answer = {"choices": [{"index": 0, "message": {"content": "x"}, "logprobs": {"content": scores}}]}
+
+    with pytest.raises(RequestRefused) as refusal:
+        clean_answer(json.dumps(answer).encode(), read(logprobs=True), TextFilters(), AnswerFacts())
+
+    assert refusal.value.code == "content_filter"
+
+
+def alternatives_of(name: str, tokens: list[list[str]]) -> dict:
+    """Scores of as many tokens, with others beside each of them."""
+    if name == "completions":
+        top = [{token: -1.0 for token in row} for row in tokens]
+        return {"tokens": ["x"] * len(tokens), "token_logprobs": [-0.1] * len(tokens), "top_logprobs": top}
+    score = {"token": "x", "logprob": -0.1, "bytes": [120]}
+    others = [[{"token": token, "logprob": -1.0} for token in row] for row in tokens]
+    return {"content": [{**score, "top_logprobs": row} for row in others]}
+
+
+CUT = [[PLANTED[:9], "a"], [PLANTED[9:], "b"]]
+OTHERS = {
+    "one token": ([[f"see {PLANTED} now", "a"]], False),
+    "likeliest ones": (CUT, False),
+    "second ones": ([row[::-1] for row in CUT], False),
+    "harmless": ([["yes", "no"], ["maybe", "\u00e9"]], True),
+}
+
+
+@pytest.mark.parametrize("name", ["chat", "completions"])
+@pytest.mark.parametrize("case", OTHERS)
+def test_tokens_beside_those_of_the_text_go_out_where_no_filter_refuses_them(name, case):
+    tokens, goes_out = OTHERS[case]
+    scores = alternatives_of(name, tokens)
+    text = {"text": "x"} if name == "completions" else {"message": {"content": "x"}}
+    asked = (
+        {"logprobs": True, "top_logprobs": 2} if name == "chat" else {"logprobs": 2, "prompt": "a", "messages": None}
+    )
+    facts = AnswerFacts()
+
+    answer = clean_answer(
+        json.dumps({"choices": [{"index": 0, **text, "logprobs": scores}]}).encode(),
+        read(name, **asked),
+        TextFilters(),
+        facts,
+    )
+
+    got = answer["choices"][0]["logprobs"]
+    if goes_out:
+        assert got == scores
+        assert not facts.verdicts
+    else:
+        assert PLANTED[9:] not in json.dumps(answer)
+        assert list(facts.verdicts) == ["secrets: alternatives"]
+        assert got.get("token_logprobs", [-0.1]) == [-0.1] * len(tokens) or got["content"][0]["logprob"] == -0.1
+
+
+def test_bytes_of_alternatives_do_not_go_out():
+    scores = alternatives_of("chat", [["a", "b"]])
+    scores["content"][0]["top_logprobs"][1]["bytes"] = list(PLANTED.encode())
+    answer = {"choices": [{"index": 0, "message": {"content": "x"}, "logprobs": scores}]}
+
+    clean = clean_answer(json.dumps(answer).encode(), read(logprobs=True, top_logprobs=2), TextFilters(), AnswerFacts())
+
+    assert PLANTED.encode() not in bytes(clean["choices"][0]["logprobs"]["content"][0]["bytes"])
+    assert clean["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == [
+        {"token": "a", "logprob": -1.0},
+        {"token": "b", "logprob": -1.0},
+    ]
+
 
 def piece(text: str) -> dict:
     return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}

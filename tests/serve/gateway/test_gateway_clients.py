@@ -1,8 +1,11 @@
 """The clients of others through a gateway: answers, streams, tools, log-probabilities, errors."""
 
 import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from running_gateway import WIDE
 
 from late_imports import LateModule
 
@@ -171,6 +174,49 @@ def test_a_client_that_leaves_ends_the_work_of_the_engine(lab):
             next(answer.iter_lines())
 
     assert lab.local.left.wait(60)
+
+
+def test_a_client_that_leaves_before_its_whole_answer_has_none_in_the_log(lab):
+    key_id, secret = lab.keys.make("dora", limits=WIDE)
+    body = json.dumps({"model": "small", "messages": [{"role": "user", "content": "later"}]}).encode()
+    with socket.create_connection(("127.0.0.1", lab.gateway.port)) as link:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {secret}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        link.sendall(head.encode() + body)
+        while not (lab.local.requests or lab.cloud.requests):
+            lab.gateway.list_models(lab.secret)
+    # its turn comes behind that of the connection's end
+    lab.gateway.list_models(lab.secret)
+    let_engines_answer(lab)
+
+    assert read_statuses(lab, key_id) == [499]
+
+
+def let_engines_answer(lab):
+    lab.local.may_answer.set()
+    lab.cloud.may_answer.set()
+
+
+def read_statuses(lab, key_id):
+    """Those of the lines of a key, once there is one."""
+    lines = []
+    while not lines:
+        text = "".join(file.read_text() for file in (lab.gateway.folder / "access" / "log").glob("*.jsonl"))
+        lines = [json.loads(line)["body"] for line in text.splitlines(keepends=True) if key_id in line and "\n" in line]
+    return [line["status"] for line in lines]
+
+
+def test_a_key_that_is_revoked_gets_no_whole_answer_and_the_log_says_so(lab):
+    key_id, secret = lab.keys.make("emma", limits=WIDE)
+    with ThreadPoolExecutor(1) as aside:
+        asked = aside.submit(lab.gateway.ask, secret, "later")
+        while not (lab.local.requests or lab.cloud.requests):
+            lab.gateway.list_models(lab.secret)
+        lab.keys.store.revoke_key(key_id)
+        let_engines_answer(lab)
+        assert asked.result().status_code == 401
+
+    assert read_statuses(lab, key_id) == [499]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -57,6 +57,15 @@ def test_it_counts_tokens_refusals_and_engines(lab, operator):
     assert lab.key_id not in after
 
 
+@pytest.mark.parametrize(("text", "status"), [("break", 502), ("error inside", 502), ("say so", 200)])
+def test_a_stream_that_its_engine_breaks_off_counts_as_a_fault(lab, operator, text, status):
+    series = f'phalanx_requests_total{{route="/v1/chat/completions",status="{status}"}}'
+    before = value_of(read_metrics(lab, operator)[1], series)
+    lab.gateway.ask(lab.secret, text, stream=True)
+
+    assert value_of(read_metrics(lab, operator)[1], series) == before + 1
+
+
 def test_texts_are_sealed_in_the_log_whole_and_streamed(tmp_path):
     make_reader_key(tmp_path / "reader.key")
     keys = make_access(tmp_path / "access")

@@ -6,10 +6,11 @@ import httpx2
 import pytest
 
 from access_keys import make_access
+from phalanx.cli import run_command
 from phalanx.errors import InputError, KeyFileError
 from phalanx.serve.access import KeyStore, ModelOrder
 from phalanx.serve.incident import IncidentCase, newest_case, verify_report, write_report
-from phalanx.serve.incident.case import CLOSED, operator_of
+from phalanx.serve.incident.case import CLOSED, INCIDENT_LOG, INCIDENTS_FOLDER, operator_of
 from tiny_served import add_key, running_server, serve_model, write_model
 
 CHAT = "/v1/chat/completions"
@@ -70,6 +71,22 @@ def test_a_quarantined_key_ends_in_mid_stream_and_comes_back(server):
     case.release_key(key)
     with http_of(url, secret) as http:
         assert http.post(CHAT, json=ASK).status_code == 200
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"torn', b"x" * 99 + b"\n"])
+def test_a_key_is_out_of_service_though_an_older_incident_has_no_whole_log(tmp_path, content):
+    """A crash, or whoever can write the directory, leaves such an incident; it must not stand in the operator's way."""
+    keys = make_access(tmp_path / "access")
+    key, secret = keys.make()
+    broken = keys.directory / INCIDENTS_FOLDER / "29991231-235959-abcdef"
+    broken.mkdir(parents=True)
+    if content is not None:
+        (broken / INCIDENT_LOG).write_bytes(content)
+
+    assert run_command(["incident", "quarantine", "--key", key, "--access", str(keys.directory)]) == 0
+
+    assert KeyStore.open(keys.directory).find_caller(secret, "127.0.0.1") is None
+    assert newest_case(keys.directory).incident != broken.name
 
 
 def test_a_quarantined_model_ends_in_mid_stream_on_every_route(server):

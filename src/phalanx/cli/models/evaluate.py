@@ -21,6 +21,7 @@ EVAL_EPILOG = (
     "Example: phalanx eval https://models.example.org/v1 --model mine --tokenizer models/mine --suite needle\n\n"
     "Example: phalanx eval runs/first --tasks my_task --include tasks --text notes=notes.txt"
 )
+_ADDRESSES = ("http://", "https://")
 DEFAULT_SUITES = ("prose", "facts")
 
 
@@ -101,12 +102,21 @@ def evaluate(
         raise ConfigError("--tasks and --include belong together; give both or neither")
     below = parse_gates(fail_below or (), "--fail-below")
     above = parse_gates(fail_above or (), "--fail-above")
+    from phalanx.evaluate import compare_results, result_text
+    from phalanx.evaluate.comparison import comparison_rows
+
     names = suite or ([] if text or tasks else list(DEFAULT_SUITES))
     suites = _open_suites(names, text or [], data, limit)
     opening = _Opening(step, best, own_code, device, batch, window, model, tokenizer, key_file, chat)
     request = _EvaluationRequest(suites, tasks, include, apply_template, seed, limit, own_code)
+    # a mistake is told before hours of measuring, and what was measured outlives a comparison that fails
+    other = None if against is None else _read_other(against)
     result = _evaluate_model(where, opening, request)
-    rows = [] if against is None else _compare(result, against, opening, request)
+    if out is not None:
+        write_text(out, result_text(result))
+    rows = []
+    if against is not None:
+        rows = comparison_rows(compare_results(result, other or _evaluate_model(against, opening, request)))
     return _finish(result, rows, (below, above), (out, markdown, page, inspect))
 
 
@@ -119,7 +129,7 @@ class _Opening:
 
     def open_scorer(self, where: str) -> "Scorer":
         """Open the model at a path or an address."""
-        if where.startswith(("http://", "https://")):
+        if where.startswith(_ADDRESSES):
             return self._open_server(where)
         from phalanx.serve.place import check_place
 
@@ -213,14 +223,16 @@ def _run_tasks(where: str, scorer: Any, request: _EvaluationRequest) -> list[Any
         raise ConfigError(f"--tasks {request.tasks}: lm-eval cannot run it ({type(exc).__name__}: {exc})") from exc
 
 
-def _compare(
-    result: "EvaluationResult", against: str, opening: _Opening, request: _EvaluationRequest
-) -> list[dict[str, str]]:
-    from phalanx.evaluate import compare_results, read_result
-    from phalanx.evaluate.comparison import comparison_rows
+def _read_other(against: str) -> "EvaluationResult | None":
+    """Read a result to compare with; return None of a model, which has to be measured."""
+    from phalanx.evaluate import read_result
+    from phalanx.serve.place import check_place
 
-    other = read_result(Path(against)) if against.endswith(".json") else _evaluate_model(against, opening, request)
-    return comparison_rows(compare_results(result, other))
+    if against.endswith(".json"):
+        return read_result(Path(against))
+    if not against.startswith(_ADDRESSES):
+        check_place(Path(against))
+    return None
 
 
 def _finish(
@@ -232,7 +244,6 @@ def _finish(
     """Print and write the result; the exit code is that of the gates."""
     import json
 
-    from phalanx.evaluate import result_text
     from phalanx.evaluate.evaluation import figure_rows, gate_error, render_markdown
 
     print_rows(figure_rows(result))
@@ -242,8 +253,6 @@ def _finish(
         for note in suite.notes:
             print_line(f"{suite.name}: {note}")
     out, markdown, page, inspect = files
-    if out is not None:
-        write_text(out, result_text(result))
     if markdown is not None:
         write_text(markdown, render_markdown(result, rows))
     if page is not None:

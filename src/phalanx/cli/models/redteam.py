@@ -70,12 +70,13 @@ def redteam(
     if with_garak is not None and not choice.is_address:
         raise ConfigError("--with-garak: asks a server; start `phalanx serve` and give its address")
     with open_target(choice) as target, open_controls(controls, seed) as undefended:
+        probes: list[GarakRow] = []
+        if with_garak is not None:
+            # it may fail, and no attack is lost to that
+            key = key_file.read_text(encoding="utf-8").strip() if key_file else ""
+            probes = run_garak(with_garak, where, model, key)
         findings = attack_model(target, names, undefended, lambda name: print_error(f"redteam: {name}"))
         digest = None if target.model is None else target.model.model_digest
-    probes: list[GarakRow] = []
-    if with_garak is not None:
-        key = key_file.read_text(encoding="utf-8").strip() if key_file else ""
-        probes = run_garak(with_garak, where, model, key)
     for line in render_findings(findings).splitlines():
         print_line(line)
     for row in probes:

@@ -23,7 +23,8 @@ class KeyGuard:
     """ASGI middleware before every route, so that a route that nobody thought of is closed as well.
 
     The application finds the caller in ``scope["state"]["caller"]`` and gets the whole body in one message. It puts the
-    ids and digests of the models that answer into ``scope["state"]["models"]``.
+    ids and digests of the models that answer into ``scope["state"]["models"]``; ``scope["state"]["is_open"]`` says
+    whether the caller may still be answered.
 
     Args:
         app: The guarded application, which sees no request without a key.
@@ -87,7 +88,8 @@ class KeyGuard:
             return
         store, models = self._key_store, list[tuple[str, str]]()
         answer.is_allowed = lambda: store.is_admitted(caller, models)
-        guarded = {**scope, "state": {**scope.get("state", {}), "caller": caller, "models": models}}
+        state = {**scope.get("state", {}), "caller": caller, "models": models, "is_open": answer.is_allowed}
+        guarded = {**scope, "state": state}
         try:
             await self._app(guarded, _replay(body, receive), answer.send_message)
         except* AnswerCutError:

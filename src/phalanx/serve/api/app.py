@@ -36,7 +36,7 @@ from phalanx.serve.api.fields import make_id, parse_body, translate_body
 from phalanx.serve.api.messages import CountBody, MessagesBody, MessagesWriter
 from phalanx.serve.api.openapi import describe_routes
 from phalanx.serve.api.responses import ResponsesBody, ResponsesWriter
-from phalanx.serve.api.service import ModelReply, Service, refusal_of
+from phalanx.serve.api.service import LEFT, ModelReply, Service, refusal_of
 from phalanx.serve.engine import ModelCard, SamplingSettings
 from phalanx.serve.engine.text_assembler import TokenNames
 from phalanx.serve.observe import ServerWatch
@@ -107,7 +107,7 @@ class _Routes:
                     request, lambda: self._service.open_reply(generations, caller, route.path, reservation)
                 )
                 if not isinstance(opened, ModelReply):
-                    return Response(status_code=499)
+                    return Response(status_code=LEFT)
                 # the reply settles it
                 stack.pop_all()
             request.scope["state"]["models"] += self._service.pool.digests_of(opened.card)
@@ -118,14 +118,17 @@ class _Routes:
                 options = getattr(body, "stream_options", None)
                 wish = None if options is None else options.include_obfuscation
                 padder = EventPadder() if wants_padding(wish, request.url.scheme) else None
-                return _ReplyStream(_guard_stream(writer, route.path, padder), opened, headers | _EVENT_STREAM)
+                return _ReplyStream(_guard_stream(writer, opened, route.path, padder), opened, headers | _EVENT_STREAM)
             try:
                 whole = await _unless_left(request, writer.write_whole)
+                if not request.state.is_open():
+                    opened.status = LEFT
             except PhalanxError as exc:
-                raise refusal_of(exc) from exc
+                refusal = _end_by_fault(opened, route.path, exc)
+                return _answer_refusal(request, refusal)
             finally:
                 await opened.close()
-            return Response(status_code=499) if whole is None else JSONResponse(whole, headers=headers)
+            return Response(status_code=LEFT) if whole is None else JSONResponse(whole, headers=headers)
 
         return generate
 
@@ -134,10 +137,13 @@ class _Routes:
         caller = _caller_of(request)
         with self._service.begin_request(caller) as reservation:
             body = parse_body(EmbeddingBody, await request.body())
-            vectors, num_tokens = await self._service.embed_texts(
-                body.model, body.texts(), caller, "/v1/embeddings", reservation
+            embedded = await _unless_left(
+                request,
+                lambda: self._service.embed_texts(
+                    body.model, body.texts(), caller, "/v1/embeddings", reservation, request.state.is_open
+                ),
             )
-        return JSONResponse(body.describe(vectors, num_tokens))
+        return Response(status_code=LEFT) if embedded is None else JSONResponse(body.describe(*embedded))
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer with the number of tokens of a chat."""
@@ -193,7 +199,7 @@ class _Routes:
         """Answer with a refusal, or that there is no such path or method; the log has it too."""
         if isinstance(exc, AnswerCutError):
             # the door cuts what it does not let out; the line of what was written is the reply's
-            return Response(status_code=499)
+            return Response(status_code=LEFT)
         route = route_of(request.scope)
         if isinstance(exc, HTTPException):
             code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")
@@ -206,8 +212,7 @@ class _Routes:
         _log_reason(route, exc, exc.__cause__)
         facts = RequestFacts(route=route, model_digest="", status=exc.status, verdicts=[exc.code])
         self._service.access.request_log.record_request(_caller_of(request), facts)
-        headers = {name.decode(): value.decode() for name, value in exc.headers()}
-        return Response(exc.body(request.url.path), exc.status, headers)
+        return _answer_refusal(request, exc)
 
     async def show_openapi(self, _request: Request) -> Response:
         """Answer with the description of all routes."""
@@ -303,14 +308,28 @@ def _log_reason(route: str, refusal: RequestRefused, reason: BaseException | Non
         _log.error("%s: %s", route, reason)
 
 
-async def _guard_stream(writer: ReplyWriter, path: str, padder: EventPadder | None) -> AsyncGenerator[str, None]:
+def _end_by_fault(reply: ModelReply, path: str, fault: PhalanxError) -> RequestRefused:
+    """Return what the client is told in the place of the rest of a reply; the line of the reply has it as well."""
+    refusal = refusal_of(fault)
+    _log_reason(path, refusal, fault)
+    reply.fail(refusal)
+    return refusal
+
+
+def _answer_refusal(request: Request, refusal: RequestRefused) -> Response:
+    headers = {name.decode(): value.decode() for name, value in refusal.headers()}
+    return Response(refusal.body(request.url.path), refusal.status, headers)
+
+
+async def _guard_stream(
+    writer: ReplyWriter, reply: ModelReply, path: str, padder: EventPadder | None
+) -> AsyncGenerator[str, None]:
     """Yield the events of an answer; what goes wrong becomes an event."""
     try:
         async for event in writer.write_stream():
             yield event if padder is None else padder.pad_event(event)
     except PhalanxError as exc:
-        refusal = refusal_of(exc)
-        _log_reason(path, refusal, exc)
+        refusal = _end_by_fault(reply, path, exc)
         body = error_body(path, refusal.status, refusal.message, refusal.code).decode()
         yield f"event: error\ndata: {body}\n\n"
 

@@ -42,6 +42,7 @@ from phalanx.serve.engine import (
 from phalanx.serve.filters import FilterNote, StreamFilter, TextFilters, TextRefused, map_texts
 from phalanx.serve.marks import MarkRefused
 
+LEFT = 499
 _PROMPT_FIELDS = {"messages", "tools", "text", "ids"}
 ReplyFinish = Literal["stop", "length", "stop_sequence", "tool_calls", "content_filter"]
 
@@ -110,6 +111,7 @@ class ModelReply:
         notes: Notes of the filters of input and output.
         marks: Kind of mark of each choice that is over.
         answers: Pieces of the text of each choice that have gone out; None where nobody wants them.
+        status: Status in the log: 200 once all of it has been read, 499 before.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class ModelReply:
         self.usage = Usage(prompt_tokens=sum(map(len, prompts)))
         self.verdicts: list[str] = []
         self.answers: dict[int, list[str]] | None = {} if keeps_answers else None
+        self.status = LEFT
         self._filters = filters
         self._streams: list[EventStream] = []
         self._stack = AsyncExitStack()
@@ -170,6 +173,12 @@ class ModelReply:
                 if all(state.is_over for state in states):
                     break
             first += request.n
+        self.status = 200
+
+    def fail(self, refusal: RequestRefused) -> None:
+        """Note that the reply ends with a fault in the place of its rest."""
+        self.status = refusal.status
+        self.verdicts.append(refusal.code)
 
     def _judge_event(self, event: TextPiece | ChoiceEnd, choice: int, state: _ChoiceState) -> list[ReplyEvent]:
         note_token()
@@ -202,7 +211,7 @@ class ModelReply:
             plain, calls = plain + rest, calls + last_calls
         for call in calls:
             # escapes in its JSON have hidden its texts
-            self._filters.check_output(json.dumps(call.arguments, ensure_ascii=False))
+            self._filters.check_json(json.dumps(call.arguments, ensure_ascii=False))
         if self.answers is not None:
             self.answers.setdefault(choice, []).append(released)
         state.has_calls = state.has_calls or bool(calls)
@@ -319,8 +328,19 @@ class Service:
         caller: Caller,
         route: str,
         reservation: Reservation,
+        is_open: Callable[[], bool],
     ) -> tuple[list[list[float]], int]:
-        """Return one vector a text, and how many tokens they have together."""
+        """Return one vector a text, and how many tokens they have together.
+
+        Args:
+            is_open: Whether the caller may still be answered; a client that leaves cancels the call.
+        """
+
+        def record(status: int) -> None:
+            logged = _texts_of(admitted, []) if self.access.request_log.seals_texts else None
+            facts = RequestFacts(route, card.digest, status, {"prompt_tokens": num_tokens}, texts=logged)
+            self.access.request_log.record_request(caller, facts)
+
         requests = [
             GenerationRequest(model=model_id, owner=caller.owner, text=text)
             if isinstance(text, str)
@@ -334,15 +354,18 @@ class Service:
             if max(map(len, prompts)) > card.window:
                 raise BadRequestError(f"a text has more tokens than the model's window of {card.window}", "input")
             reservation.reserve_tokens(num_tokens, 0)
-            vectors = await self.pool.embed_texts(model_id, prompts)
+            try:
+                vectors = await self.pool.embed_texts(model_id, prompts)
+            except asyncio.CancelledError:
+                record(LEFT)
+                raise
         except PhalanxError as exc:
+            if isinstance(exc, EngineBusyError):
+                reservation.settle(0, 0)
             raise refusal_of(exc) from exc
         except BudgetExceeded as exc:
             raise _refuse_budget(exc) from exc
-        sizes = {"prompt_tokens": num_tokens}
-        logged = _texts_of(admitted, []) if self.access.request_log.seals_texts else None
-        facts = RequestFacts(route=route, model_digest=card.digest, status=200, sizes=sizes, texts=logged)
-        self.access.request_log.record_request(caller, facts)
+        record(200 if is_open() else LEFT)
         return vectors, num_tokens
 
     async def count_tokens(self, request: GenerationRequest, caller: Caller, route: str) -> int:
@@ -425,7 +448,7 @@ class Service:
         facts = RequestFacts(
             route=route,
             model_digest=reply.card.digest,
-            status=200,
+            status=reply.status,
             sizes={"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
             verdicts=[*reply.verdicts, *(f"{note.filter}:{note.kind}" for note in reply.notes)],
             mark=", ".join(sorted(set(reply.marks))),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     )
     from phalanx.serve.filters.filters import (
         AdmittedText as AdmittedText,
+        HeldJson as HeldJson,
         TextFilters as TextFilters,
         map_texts as map_texts,
     )

@@ -1,5 +1,6 @@
 """All filters of a server."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from phalanx.serve.filters.note import FilterNote, TextRefused
 from phalanx.serve.filters.stream import NoteCounts, StreamFilter
 from phalanx.serve.filters.table import make_filters
 from phalanx.serve.marks.wrapper import set_aside
+
+_ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+|\\(.)", re.DOTALL)
+_SHORT_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,40 @@ class TextFilters:
         stream.feed(text)
         stream.close()
         return stream.notes
+
+    def open_json(self) -> "HeldJson":
+        """Begin to filter JSON of a model, such as arguments of a call."""
+        return HeldJson(self)
+
+    def check_json(self, text: str) -> list[FilterNote]:
+        """Check JSON that a model wrote, whole or cut off: as it stands, and as its escapes read."""
+        plain = _ESCAPES.sub(_read_escapes, text)
+        return [*self.check_output(text), *(self.check_output(plain) if plain != text else ())]
+
+
+class HeldJson:
+    """JSON that comes in pieces and is held to its end: a filter that reads pieces would not see its escapes."""
+
+    def __init__(self, filters: TextFilters) -> None:
+        self._filters, self._pieces = filters, list[str]()
+        self.notes: list[FilterNote] = []
+
+    def feed(self, text: str) -> str:
+        """Take the next piece; nothing may be shown."""
+        self._pieces.append(text)
+        return ""
+
+    def close(self) -> str:
+        """Check all of it, and return it."""
+        text = "".join(self._pieces)
+        self.notes = self._filters.check_json(text)
+        return text
+
+
+def _read_escapes(match: re.Match[str]) -> str:
+    if match[1]:
+        return _SHORT_ESCAPES.get(match[1], match[1])
+    return bytes.fromhex(match[0].replace("\\u", "")).decode("utf-16-be", "replace")
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:

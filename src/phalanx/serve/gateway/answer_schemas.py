@@ -1,7 +1,4 @@
-"""Answers of engines: named and typed fields alone.
-
-Filters read every free text but the tokens that `top_logprobs` scores beside those of the text.
-"""
+"""Answers of engines: named and typed fields alone, of which filters read every free text."""
 
 from typing import Annotated, Any, Literal
 
@@ -55,10 +52,10 @@ class _Message(AnswerPart):
 class _OtherToken(AnswerPart):
     token: _Token
     logprob: float
-    bytes: list[int] | None = None
 
 
 class _ScoredToken(_OtherToken):
+    bytes: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(max_length=4000)] | None = None
     top_logprobs: Annotated[list[_OtherToken], Field(max_length=20)] = []
 
 
@@ -160,6 +157,8 @@ class EngineMessage(WholePart, _End):
 
 
 class _FirstMessage(EngineMessage):
+    error: None = None
+    phalanx: None = None
     content: Annotated[list[_Block], Field(max_length=0)] = []
 
 

@@ -1,8 +1,9 @@
 """Answers of engines: reduced to fields of the protocol, filtered and counted; an engine's texts of errors end here."""
 
+import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from phalanx.errors import PeerLostError
 from phalanx.serve.access.refusals import RequestRefused
 from phalanx.serve.engine_links import EngineReply
-from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
+from phalanx.serve.filters import FilterNote, TextFilters, TextRefused
 from phalanx.serve.gateway.answer_schemas import EngineAnswer, EngineEvent, EngineMessage, EngineOrigin, Vectors
 from phalanx.serve.gateway.requests import ForwardedRequest
 from phalanx.serve.gateway.responses import ModelResponse, output_texts
@@ -24,6 +25,7 @@ _KNOWN_CODES = {"context_length_exceeded": "context_length_exceeded"}
 _KNOWN_CODES |= {"exceed_context_size_error": "context_length_exceeded"}
 _UNMARKED = "no (engine behind a gateway)"
 REFUSED = "content_filter"
+LEFT = 499
 _SSE = "text/event-stream"
 
 
@@ -38,7 +40,7 @@ class AnswerFacts:
         marks: Names of the watermarks that the engine says it has set.
         num_bytes: Bytes that came from the engine.
         has_ended: The engine has sent all of it; its count before that is no count of the whole.
-        is_complete: The client got all that it was to get.
+        status: Status in the log: 200 where the client got all that it was to get, 499 where it left.
         answers: Pieces of the texts that went out, by their place; None where nobody wants them.
     """
 
@@ -48,7 +50,7 @@ class AnswerFacts:
     marks: tuple[str, ...] = (_UNMARKED,)
     num_bytes: int = 0
     has_ended: bool = False
-    is_complete: bool = False
+    status: int = LEFT
     answers: dict[object, list[str]] | None = None
 
     def read_usage(self, usage: Any) -> None:
@@ -78,9 +80,9 @@ class AnswerFacts:
         if self.answers is not None and text:
             self.answers.setdefault(place, []).append(text)
 
-    def add_notes(self, stream: StreamFilter) -> None:
-        """Remember the notes of a filter on a text that passed."""
-        self.verdicts.update(dict.fromkeys(f"{note.filter}: {note.kind}" for note in stream.notes))
+    def add_notes(self, notes: Iterable[FilterNote]) -> None:
+        """Remember the notes of filters on a text that passed."""
+        self.verdicts.update(dict.fromkeys(f"{note.filter}: {note.kind}" for note in notes))
 
 
 def _count(value: Any) -> int | None:
@@ -118,13 +120,12 @@ async def read_whole(answer: EngineReply, max_bytes: int, max_s: float) -> bytes
     Raises:
         RequestRefused: It is longer, takes longer, or ends too early.
     """
-    parts, num_bytes = [], 0
+    content = bytearray()
     async for part in read_pieces(answer, max_s):
-        parts.append(part)
-        num_bytes += len(part)
-        if num_bytes > max_bytes:
+        content += part
+        if len(content) > max_bytes:
             raise RequestRefused(502, "answer_too_long", "The engine's answer is too long.")
-    return b"".join(parts)
+    return bytes(content)
 
 
 async def read_pieces(answer: EngineReply, max_s: float) -> AsyncIterator[bytes]:
@@ -157,22 +158,21 @@ def clean_answer(body: bytes, request: ForwardedRequest, filters: TextFilters, f
     facts.has_ended = True
     facts.read_usage(answer.get("usage"))
     texts = list(answer_texts(answer))
-    for text in texts:
-        stream = filters.open_stream()
-        try:
-            stream.feed(text)
-            stream.close()
-        except TextRefused as exc:
-            facts.verdicts[f"{exc.filter_name}: refused"] = None
-            message = f"The filter {exc.filter_name} refuses the answer."
-            raise RequestRefused(403, REFUSED, message) from exc
-        finally:
-            facts.add_notes(stream)
+    try:
+        for text, is_json in texts:
+            facts.add_notes(filters.check_json(text) if is_json else filters.check_output(text))
+    except TextRefused as exc:
+        facts.verdicts[f"{exc.filter_name}: refused"] = None
+        message = f"The filter {exc.filter_name} refuses the answer."
+        raise RequestRefused(403, REFUSED, message) from exc
+    for choice in answer.get("choices") or ():
+        _filter_alternatives(choice.get("logprobs") or {}, filters, facts)
     # a text goes out where none of the answer is refused
-    for place, text in enumerate(texts):
+    for place, (text, _) in enumerate(texts):
         facts.keep_answer(place, text)
+    origin = answer.pop("phalanx", None)
     if request.route.name != "embeddings":
-        answer["phalanx"] = facts.describe_origin(answer.get("phalanx"))
+        answer["phalanx"] = facts.describe_origin(origin)
     return answer
 
 
@@ -192,9 +192,8 @@ def parse_answer(body: bytes, request: ForwardedRequest, *, is_part: bool = Fals
     except ValueError as exc:
         raise RequestRefused(502, "engine_failed", "The engine's answer has another form.") from exc
     choices = answer.get("choices") or []
-    if answer.pop("error", None) is not None or (
-        form is EngineAnswer and answer.get("choices") is None and not is_part
-    ):
+    lacks_choices = form is EngineAnswer and answer.get("choices") is None and not is_part
+    if answer.pop("error", None) is not None or lacks_choices:
         raise RequestRefused(502, "engine_failed", "The engine failed.")
     if max([len(choices), *(choice.get("index", 0) + 1 for choice in choices)]) > request.num_choices:
         raise RequestRefused(502, "engine_failed", "The engine sends more answers than were asked for.")
@@ -228,19 +227,37 @@ def _clean_usage(usage: Any) -> dict[str, int] | None:
     return counts
 
 
-def answer_texts(answer: dict[str, Any]) -> Iterator[str]:
-    """Yield each text that a model wrote in a whole answer, arguments of tools and scored tokens included."""
+def answer_texts(answer: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Yield each text that a model wrote in a whole answer, scored tokens included, and whether it is JSON."""
     for choice in answer.get("choices") or ():
-        for place in text_places(choice):
-            yield place.text
+        yield from ((place.text, place.is_json) for place in text_places(choice))
         scores = choice.get("logprobs") or {}
-        yield "".join(scores.get("tokens") or [score["token"] for score in scores.get("content") or ()])
+        listed = scores.get("content") or ()
+        tokens = "".join(scores.get("tokens") or [score["token"] for score in listed])
+        spelled = bytes(byte for score in listed for byte in score.get("bytes") or ()).decode("utf-8", "replace")
+        yield from ((text, False) for text in dict.fromkeys((tokens, spelled)))
     yield from output_texts(answer)
     for block in answer.get("content") or ():
-        for place in text_places({"delta": block}):
-            yield place.text
+        yield from ((place.text, place.is_json) for place in text_places({"delta": block}))
         if block.get("input"):
-            yield json.dumps(block["input"], ensure_ascii=False)
+            yield json.dumps(block["input"], ensure_ascii=False), True
+
+
+def _filter_alternatives(scores: dict[str, Any], filters: TextFilters, facts: AnswerFacts) -> None:
+    """Leave out the tokens that are scored beside those of a text where a filter refuses them: the text lacks them.
+
+    They are read one by one, and as the texts that the likeliest ones, the second ones and so on make together.
+    """
+    tokens = scores.get("content") or ()
+    rows = [list(row or ()) for row in scores.get("top_logprobs") or ()]
+    rows += [[other["token"] for other in score.get("top_logprobs") or ()] for score in tokens]
+    ranks = map("".join, itertools.zip_longest(*rows, fillvalue=""))
+    try:
+        filters.check_output("\n".join([*ranks, *dict.fromkeys(itertools.chain(*rows))]))
+    except TextRefused as exc:
+        facts.verdicts[f"{exc.filter_name}: alternatives"] = None
+        for score in (scores, *tokens):
+            score["top_logprobs"] = []
 
 
 @dataclass(frozen=True)
@@ -256,6 +273,11 @@ class TextPlace:
         """The text that is there."""
         return str(self.holder[self.key])
 
+    @property
+    def is_json(self) -> bool:
+        """Whether its reader undoes escapes."""
+        return self.key in ("arguments", "partial_json")
+
 
 def text_places(choice: dict[str, Any]) -> list[TextPlace]:
     """Return the texts of a choice, or of a part of it."""
@@ -266,11 +288,8 @@ def text_places(choice: dict[str, Any]) -> list[TextPlace]:
         for number, call in enumerate(part.get("tool_calls") or ()):
             function = call.get("function") or {}
             index = str(call.get("index", number))
-            places += [
-                TextPlace(function, key, ("tool", index, key))
-                for key in ("name", "arguments")
-                if function.get(key) is not None
-            ]
+            keys = [key for key in ("name", "arguments") if function.get(key) is not None]
+            places += [TextPlace(function, key, ("tool", index, key)) for key in keys]
     if choice.get("text") is not None:
         places.append(TextPlace(choice, "text", ("text",)))
     return places

@@ -34,7 +34,7 @@ from phalanx.serve.access.refusals import App, route_of
 from phalanx.serve.access.request_bounds import run_aside
 from phalanx.serve.access.request_notes import note_budget, note_prompts
 from phalanx.serve.filters import TextFilters
-from phalanx.serve.gateway.answers import AnswerFacts, check_status, clean_answer, read_whole
+from phalanx.serve.gateway.answers import LEFT, AnswerFacts, check_status, clean_answer, read_whole
 from phalanx.serve.gateway.backends import BackendPool, RemoteEngine
 from phalanx.serve.gateway.config import GatewayConfig
 from phalanx.serve.gateway.requests import ROUTES, ForwardedRequest, Route, read_request
@@ -43,8 +43,6 @@ from phalanx.serve.observe import Gauge, ServerWatch, WatchedServer
 
 _log = logging.getLogger(__name__)
 _SSE = "text/event-stream"
-_LEFT = 499
-"""Status in the log of a stream that its client has left, or that broke off."""
 _FREE = frozenset({"model_not_found", "sensitive_text", "no_engine", "engine_refused", "context_length_exceeded"})
 """Refusals after which surely no engine has worked for a request."""
 
@@ -69,8 +67,8 @@ class Gateway:
         ]
 
         @contextlib.asynccontextmanager
-        async def run_beside(app: Starlette) -> AsyncIterator[None]:
-            async with self._run_upkeep(app), watch.run_checks():
+        async def run_beside(_app: Starlette) -> AsyncIterator[None]:
+            async with self._run_upkeep(), watch.run_checks():
                 yield
 
         app = Starlette(routes=[*forwarded, *own], exception_handlers=_HANDLERS, lifespan=run_beside)
@@ -78,8 +76,7 @@ class Gateway:
         return app
 
     @contextlib.asynccontextmanager
-    async def _run_upkeep(self, app: Starlette) -> AsyncIterator[None]:
-        del app
+    async def _run_upkeep(self) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(self._access.keep_synced()),
             asyncio.create_task(self._pool.watch_health(self._config.health_every_s)),
@@ -100,9 +97,8 @@ class Gateway:
         return JSONResponse({"object": "list", "data": self._models_of(request.state.caller)})
 
     async def _show_model(self, request: Request) -> Response:
-        models = [
-            model for model in self._models_of(request.state.caller) if model["id"] == request.path_params["name"]
-        ]
+        name = request.path_params["name"]
+        models = [model for model in self._models_of(request.state.caller) if model["id"] == name]
         if not models:
             raise _no_model()
         return JSONResponse(models[0])
@@ -111,8 +107,7 @@ class Gateway:
         names = [name for name in self._pool.model_names() if caller.allows_model(name)]
         return [{"id": name, "object": "model", "created": 0, "owned_by": "phalanx"} for name in names]
 
-    async def _report_health(self, request: Request) -> Response:
-        del request
+    async def _report_health(self, _request: Request) -> Response:
         is_ready = any(backend.is_healthy for backend in self._pool.backends)
         return JSONResponse({"status": "ready" if is_ready else "no engine"}, 200 if is_ready else 503)
 
@@ -121,20 +116,21 @@ class Gateway:
             caller: Caller = request.state.caller
             with contextlib.ExitStack() as stack:
                 try:
-                    reservation = stack.enter_context(self._begin_request(caller))
+                    reservation = stack.enter_context(self._access.budgets.begin(caller))
                     forwarded = await self._read_request(route, await request.body(), caller)
-                    self._reserve_tokens(reservation, forwarded)
-                except RequestRefused as refusal:
+                    reservation.reserve_tokens(forwarded.max_prompt_tokens, forwarded.max_completion_tokens)
+                except (RequestRefused, BudgetExceeded) as exc:
+                    refusal = exc if isinstance(exc, RequestRefused) else _refuse_budget(exc)
                     verdicts = (f"{refusal.param}: refused",) if refusal.code == "text_refused" else (refusal.code,)
                     facts = RequestFacts(route.path, "", refusal.status, verdicts=verdicts)
                     self._access.request_log.record_request(caller, facts)
-                    raise
+                    raise refusal from None
                 # the entry settles it
                 stack.pop_all()
             request.state.models.append((forwarded.model, ""))
             entry = _Entry(self._access.request_log, caller, forwarded, reservation)
             padder = EventPadder() if wants_padding(forwarded.wants_padding, request.url.scheme) else None
-            return await self._forward(entry, forwarded, padder)
+            return await self._forward(entry, request, forwarded, padder)
 
         return answer_request
 
@@ -151,19 +147,9 @@ class Gateway:
             raise model_quarantined()
         return forwarded
 
-    def _begin_request(self, caller: Caller) -> Reservation:
-        try:
-            return self._access.budgets.begin(caller)
-        except BudgetExceeded as exc:
-            raise _refuse_budget(exc) from exc
-
-    def _reserve_tokens(self, reservation: Reservation, forwarded: ForwardedRequest) -> None:
-        try:
-            reservation.reserve_tokens(forwarded.max_prompt_tokens, forwarded.max_completion_tokens)
-        except BudgetExceeded as exc:
-            raise _refuse_budget(exc) from exc
-
-    async def _forward(self, entry: "_Entry", forwarded: ForwardedRequest, padder: EventPadder | None) -> Response:
+    async def _forward(
+        self, entry: "_Entry", request: Request, forwarded: ForwardedRequest, padder: EventPadder | None
+    ) -> Response:
         """Send a request to an engine and return its answer; the entry is closed once, however this ends."""
         limits = self._config.limits
         max_bytes, max_s = limits.max_answer_bytes, limits.max_answer_s
@@ -181,7 +167,7 @@ class Gateway:
                 whole = await run_aside(
                     len(content), lambda: clean_answer(content, forwarded, self._filters, entry.facts)
                 )
-                entry.facts.is_complete = True
+                entry.facts.status = 200 if request.state.is_open() and not await request.is_disconnected() else LEFT
             except RequestRefused as refusal:
                 entry.refusal = refusal
                 raise
@@ -233,7 +219,7 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
             RequestFacts(
                 route=self._forwarded.route.path,
                 model_digest=f"{model} at {self.backend.config.name if self.backend else 'no engine'}",
-                status=self.refusal.status if self.refusal else 200 if facts.is_complete else _LEFT,
+                status=self.refusal.status if self.refusal else facts.status,
                 sizes={**{name: count for name, count in sizes.items() if count is not None}, "bytes": facts.num_bytes},
                 verdicts=tuple(facts.verdicts),
                 mark=", ".join(dict.fromkeys(facts.marks)),

@@ -124,11 +124,12 @@ class ModelResponse(WholePart):
     output: Annotated[list[_OutputItem], Field(max_length=1024)]
 
 
-def output_texts(answer: dict[str, Any]) -> Iterator[str]:
-    """Yield each text that a model wrote."""
+def output_texts(answer: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Yield each text that a model wrote, and whether it is JSON."""
     for item in answer.get("output") or ():
         for part in (item, *(item.get("content") or ())):
-            yield from (part[key] for key in ("text", "refusal", "name", "arguments") if part.get(key) is not None)
+            keys = [key for key in ("text", "refusal", "name", "arguments") if part.get(key) is not None]
+            yield from ((part[key], key == "arguments") for key in keys)
 
 
 def stream_response(answer: dict[str, Any]) -> Iterator[bytes]:

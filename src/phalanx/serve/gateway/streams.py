@@ -10,7 +10,7 @@ from phalanx.serve.access.event_padding import EventPadder
 from phalanx.serve.access.refusals import RequestRefused, error_body
 from phalanx.serve.access.request_bounds import run_aside
 from phalanx.serve.engine_links import EngineReply
-from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
+from phalanx.serve.filters import HeldJson, StreamFilter, TextFilters, TextRefused
 from phalanx.serve.gateway.answers import (
     REFUSED,
     AnswerFacts,
@@ -26,6 +26,7 @@ from phalanx.serve.gateway.responses import stream_response
 _MAX_LINE_BYTES = 1024 * 1024
 _MAX_TEXTS = 512
 """Texts of one answer that are filtered at the same time, each with what its filter holds back."""
+_DELTA_TYPES = {"text": "text_delta", "thinking": "thinking_delta", "partial_json": "input_json_delta"}
 _DONE = b"[DONE]"
 _END = b"data: [DONE]\n\n"
 
@@ -33,7 +34,7 @@ _END = b"data: [DONE]\n\n"
 class AnswerStream:
     """One answer on its way from an engine to a client.
 
-    Memory is bounded by one line of the engine and by the characters that filters hold back.
+    Memory is bounded by one line of the engine, the characters that filters hold back, and arguments of calls.
     """
 
     def __init__(
@@ -46,9 +47,9 @@ class AnswerStream:
     ) -> None:
         self._request, self._filters, self._facts, self._limits = request, filters, facts, limits
         self._padder = padder
-        self._streams: dict[tuple[int, tuple[str, ...]], StreamFilter] = {}
+        self._streams: dict[tuple[int, tuple[str, ...]], StreamFilter | HeldJson] = {}
+        self._num_held = 0
         self._is_messages = request.route.name == "messages"
-        self._block_type = "text_delta"
         self._finished: set[int] = set()
         self._number = 0
 
@@ -61,35 +62,36 @@ class AnswerStream:
         try:
             async for line in self._read_lines(answer):
                 if line == _DONE:
-                    for part in self._unfinished_parts():
+                    for part in await run_aside(self._num_held, lambda: list(self._unfinished_parts())):
                         yield self._encode_part(part)
-                    self._facts.has_ended = self._facts.is_complete = True
+                    self._facts.has_ended, self._facts.status = True, 200
                     finish()
                     yield _END
                     return
-                for part in await run_aside(len(line), partial(self._convert_line, line)):
+                for part in await run_aside(len(line) + self._num_held, partial(self._convert_line, line)):
                     is_last = part.get("type") == "message_stop"
                     if is_last:
-                        self._facts.has_ended = self._facts.is_complete = True
+                        self._facts.has_ended, self._facts.status = True, 200
                         finish()
                     yield self._encode_part(part)
                     if is_last:
                         return
             raise _broken_off()
         except TextRefused as exc:
-            self._facts.is_complete = True
+            self._facts.status = 200
             self._facts.verdicts[f"{exc.filter_name}: refused"] = None
             for part in self._refusal_parts():
                 yield self._encode_part(part)
             if not self._is_messages:
                 yield _END
         except RequestRefused as refusal:
+            self._facts.status = refusal.status
             body = error_body(self._request.route.path, refusal.status, refusal.message, refusal.code)
             yield (b"event: error\n" if self._is_messages else b"") + b"data: " + body + b"\n\n"
         finally:
             # a copy: where the client has left, a thread may still be at a long line
             for stream in list(self._streams.values()):
-                self._facts.add_notes(stream)
+                self._facts.add_notes(stream.notes)
 
     async def _read_lines(self, answer: EngineReply) -> AsyncIterator[bytes]:
         """Yield the data of each event."""
@@ -115,7 +117,7 @@ class AnswerStream:
             yield from self._convert_event(part)
             return
         self._facts.read_usage(part.get("usage"))
-        choices = part.get("choices")
+        choices, origin = part.get("choices"), part.pop("phalanx", None)
         if not choices:
             # the count of tokens, which is always asked for here and goes on to those who asked for it
             if self._request.wants_usage:
@@ -123,7 +125,6 @@ class AnswerStream:
             return
         if not self._request.wants_usage:
             part.pop("usage", None)
-        origin = part.pop("phalanx", None)
         for choice in choices:
             self._filter_choice(choice)
         if any(choice.get("finish_reason") is not None for choice in choices):
@@ -144,24 +145,23 @@ class AnswerStream:
         self._facts.read_usage(event.get("usage"))
         number = event.get("index") or 0
         self._feed_places(number, text_places({**event, "message": None}))
-        if event["type"] == "content_block_delta":
-            kind = (event.get("delta") or {}).get("type")
-            if kind is None:
-                return
-            self._block_type = kind
-        if event["type"] == "content_block_start" and "input" in (event.get("content_block") or {}):
+        if event["type"] == "content_block_delta" and (event.get("delta") or {}).get("type") is None:
+            return
+        for block in (event.get("content_block") or {}, event.get("delta") or {}):
             # the arguments come in pieces
-            event["content_block"]["input"] = {}
+            if "input" in block:
+                block["input"] = {}
         if event["type"] == "content_block_stop":
             self._finished.add(number)
             for (key,), rest in self._close_streams(number):
-                delta = {"type": self._block_type, key: rest}
+                delta = {"type": _DELTA_TYPES[key], key: rest}
                 yield {"type": "content_block_delta", "index": number, "delta": delta}
         if event["type"] == "message_stop" and self._streams:
             # a block whose end is held back has not ended
             raise _broken_off()
+        origin = event.pop("phalanx", None)
         if event["type"] == "message_delta":
-            event["phalanx"] = self._facts.describe_origin(event.get("phalanx"))
+            event["phalanx"] = self._facts.describe_origin(origin)
         yield event
 
     def _feed_places(self, number: int, places: list[TextPlace]) -> None:
@@ -178,7 +178,9 @@ class AnswerStream:
             if stream is None:
                 if len(self._streams) >= _MAX_TEXTS:
                     raise RequestRefused(502, "answer_too_long", "The engine's answer has too many texts.")
-                stream = self._streams[number, place.stream_key] = self._filters.open_stream()
+                stream = self._filters.open_json() if place.is_json else self._filters.open_stream()
+                self._streams[number, place.stream_key] = stream
+            self._num_held += len(place.text) if place.is_json else 0
             place.holder[place.key] = stream.feed(place.text)
             self._facts.keep_answer((number, place.stream_key), place.holder[place.key])
 
@@ -187,7 +189,7 @@ class AnswerStream:
         for index, key in [name for name in self._streams if name[0] == number]:
             stream = self._streams.pop((index, key))
             rest = stream.close()
-            self._facts.add_notes(stream)
+            self._facts.add_notes(stream.notes)
             if rest:
                 self._facts.keep_answer((index, key), rest)
                 yield key, rest
@@ -226,14 +228,13 @@ def stream_whole_answer(answer: dict[str, Any], request: ForwardedRequest) -> It
         yield from stream_response(answer)
         return
     usage = answer.pop("usage", None)
-    for choice in answer.get("choices", ()):
-        if request.route.name == "chat":
+    if request.route.name == "chat":
+        answer["object"] = "chat.completion.chunk"
+        for choice in answer["choices"]:
             message = choice.pop("message", None) or {}
             if message.get("tool_calls"):
                 message["tool_calls"] = [{**call, "index": n} for n, call in enumerate(message["tool_calls"])]
             choice["delta"] = message
-    if request.route.name == "chat":
-        answer["object"] = "chat.completion.chunk"
     yield b"data: " + json.dumps(answer).encode() + b"\n\n"
     if request.wants_usage:
         yield b"data: " + json.dumps({**answer, "choices": [], "usage": usage}).encode() + b"\n\n"

@@ -4,6 +4,7 @@ ACCESS_DIR/incidents/ID/incident.jsonl: signed by the operator, chained as every
 the signed file of keys, which each server looks at for every message that it sends.
 """
 
+import logging
 import re
 import secrets
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from phalanx.config import printable_text
-from phalanx.errors import DiskError, InputError
+from phalanx.errors import AuditLogError, DiskError, InputError
 from phalanx.security.audit import AuditLog, LogEntry, verify_log
 from phalanx.security.crypto import Identity, Peer, load_signer, read_public_signer, steady_now
 from phalanx.serve.access import KeyRecord, KeyStore, ModelOrder
@@ -25,6 +26,7 @@ INCIDENTS_FOLDER, INCIDENT_LOG = "incidents", "incident.jsonl"
 CLOSED = "closed"
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 _MAX_TITLE = 200
+_log = logging.getLogger(__name__)
 
 
 class IncidentCase:
@@ -136,14 +138,20 @@ class IncidentCase:
 def newest_case(access: Path, operator_home: Path | None = None) -> IncidentCase | None:
     """Return the incident that was opened last and is not closed; None where none is open.
 
+    One whose log does not hold is passed over with a warning: to take a key out of service waits for no repair.
+
     Raises:
         CertificateError: The operator's key cannot be read.
     """
     names = sorted(path.name for path in (access / INCIDENTS_FOLDER).glob("*") if _ID.fullmatch(path.name))
     for name in reversed(names):
         case = IncidentCase(access, name, operator_home)
-        if all(line.kind != CLOSED for line in case.read_actions()):
-            return case
+        try:
+            actions = case.read_actions()
+            if actions and all(line.kind != CLOSED for line in actions):
+                return case
+        except AuditLogError as exc:
+            _log.warning("incident %s is passed over: %s", name, exc)
     return None
 
 

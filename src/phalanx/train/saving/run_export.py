@@ -9,15 +9,16 @@ from pathlib import Path
 from torch import Tensor
 
 from phalanx.checkpoint import Checkpoint
-from phalanx.checkpoint.export import RunTokenizer, export_model, read_trained, write_companions
+from phalanx.checkpoint.export import RunTokenizer, export_model, name_weights, read_trained, write_companions
 from phalanx.checkpoint.export_adapter import peft_files
-from phalanx.checkpoint.exported import compare_companions, read_adapter_tensors, verify_export
+from phalanx.checkpoint.exported import ADAPTER_WEIGHTS, compare_companions, read_tensors, verify_export
 from phalanx.checkpoint.kept_model import check_kept, open_kept
 from phalanx.data import prepare_corpus
 from phalanx.data.tasks import TASKS
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.models.classifier import ClassifierForm, find_classifier_form
+from phalanx.models.directory import WEIGHTS
 from phalanx.objectives.pretraining import mask_token_of
 from phalanx.train.config import RunConfig, SplitRun
 from phalanx.train.records.past_run import PastRun
@@ -75,8 +76,6 @@ def verify_run_export(past: PastRun, directory: Path) -> str:
             end.
     """
     adapter = past.config.model.adapter
-    if adapter is None and past.config.data.labelled is not None:
-        raise CheckpointError(f"{past.path}: trained all weights of a classifier, which are not compared yet")
     if past.final_weights_digest is None:
         return verify_export(directory, None, None)
     checkpoint = past.open_verified()
@@ -84,13 +83,16 @@ def verify_run_export(past: PastRun, directory: Path) -> str:
         _open_model(past.config, past, checkpoint) as (source, tokenizer),
         tempfile.TemporaryDirectory(prefix="phalanx-companions-") as scratch,
     ):
-        config, tensors = None, None
+        config, tensors, file = None, None, ADAPTER_WEIGHTS
+        classifier = _find_classifier(past.config, source)
         if adapter is not None:
             released = _read_released(past)
-            trained, classifier = released or read_trained(checkpoint), _find_classifier(past.config, source)
+            trained = released or read_trained(checkpoint)
             config, tensors = peft_files(trained, source, adapter, classifier, is_part=released is not None)
-        digest = verify_export(directory, past.final_weights_digest, tensors)
-        write_companions(Path(scratch), source, _with_mask(tokenizer, past.config), config)
+        elif classifier is not None:
+            tensors, file = name_weights(read_trained(checkpoint), source, classifier), WEIGHTS
+        digest = verify_export(directory, past.final_weights_digest, tensors, file)
+        write_companions(Path(scratch), source, _with_mask(tokenizer, past.config), config, classifier)
         compare_companions(directory, Path(scratch))
     return digest
 
@@ -113,7 +115,7 @@ def _read_released(past: PastRun) -> Mapping[str, Tensor] | None:
         raise CheckpointError(
             f"{path}: the run's log, which an earlier version wrote, has no digest to compare it with"
         )
-    released = dict(read_adapter_tensors(path))
+    released = dict(read_tensors(path))
     digest = weights_digest(released.items())
     if digest != past.released_digest:
         raise CheckpointError(
