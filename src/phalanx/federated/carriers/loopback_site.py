@@ -48,7 +48,8 @@ def _serve_session(call: OwnerCall, answer: SiteAnswers, say: Say) -> bool:
         if not met.run.startswith(call.session):
             raise FrameError(f"{call.address}: serves run {met.run[:20]}, but this site agreed to {call.session[:20]}")
         identity = call.identity.with_session_name(met.calls_us)
-        with Endpoint(identity, {}, met.run, wire, call.transport) as endpoint:
+        # known from the first moment: the owner has heard of this process, and a stranger's frame ends its link
+        with Endpoint(identity, {OWNER: met.peer}, met.run, wire, call.transport) as endpoint:
             endpoint.add_peer(met.peer, call.address)
             say(f"{identity.name}: joined the owner's session")
             try:
