@@ -71,7 +71,7 @@ class LoopbackScene:
         identity: Identity | None = None,
         answer: SiteAnswers | None = None,
         session: str = RUN[:16],
-        patience_s: float = 3.0,
+        patience_s: float = 30.0,
     ) -> threading.Thread:
         """Have a site's process call the owner."""
         identity = identity or self.identities[name]
