@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from bridge_scene import BridgeScene
-from flower_scene import ConfigRecord, FlowerEngine, Message, RecordDict
+from flower_scene import APP, ConfigRecord, FlowerEngine, Message, RecordDict
 from rounds_scene import RUN
 
 from phalanx.errors import ConfigError
@@ -171,8 +171,8 @@ def test_a_node_that_has_a_sites_name_first_keeps_the_site_out_no_longer_than_a_
         if answer == "lost":
             return Message(RecordDict({"lost": ConfigRecord({"lost": "no"})}), reply_to=scene_reply(reply))
         other = scene.engine.frames["south"][0] if answer == "another" else b"PHLX" * 40
-        reply.content["frame"]["frame"].data = other
-        return reply
+        # made anew: the site that it asked may have ended with the test, and has no answer
+        return Message(APP._pack_frame(other), reply_to=scene_reply(reply))
 
     grid.tamper = squat
     del grid.nodes[true]
