@@ -1,6 +1,5 @@
 """The section `[rollouts]`: workers of this machine or of others, and what these are told when they are invited."""
 
-
 import pytest
 from pydantic import ValidationError
 
