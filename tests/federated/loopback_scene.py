@@ -51,7 +51,7 @@ class LoopbackScene:
         self.trainers = {name: Parabola(torch.tensor([float(n), 1.0])) for n, name in enumerate(SITES)}
         self.said: list[str] = []
         self.ended: dict[str, BaseException | None] = {}
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
         self.carrier = LoopbackCarrier(
             owner, f"{RUN[:16]}-1", SITES, LIMITS, RevokedParties(self.keys).read_revocations, self.said.append
         )
@@ -71,7 +71,7 @@ class LoopbackScene:
         identity: Identity | None = None,
         answer: SiteAnswers | None = None,
         session: str = RUN[:16],
-        patience_s: float = 3.0,
+        patience_s: float = 30.0,
     ) -> threading.Thread:
         """Have a site's process call the owner."""
         identity = identity or self.identities[name]
@@ -89,7 +89,7 @@ class LoopbackScene:
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        self._threads.append(thread)
+        self.threads.append(thread)
         return thread
 
     def call_all(self) -> None:
@@ -107,5 +107,5 @@ class LoopbackScene:
     def close(self) -> None:
         self.fleet.end_sites()
         self.carrier.close()
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join(10.0)

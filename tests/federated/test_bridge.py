@@ -135,11 +135,11 @@ def test_with_the_checks_off_a_stolen_answer_is_believed(scene, monkeypatch):
 def test_a_repeated_answer_is_handed_out_once(scene):
     scene.serve("north", reply)
     meet(scene, "north")
-    line = scene.engine._line
+    line, last = scene.engine._line, scene.carrier._last_number + 1
 
     def again(site, answer, frame):
-        # of this order and of all before; there is none after it yet
-        for number in range(scene.carrier._last_number + 1):
+        # of this order and of all before; none after it, for the owner goes on as soon as it has this one
+        for number in range(last + 1):
             line.send_answer(number, site, answer)
         return answer
 
@@ -237,7 +237,8 @@ def test_a_site_that_is_revoked_is_parted_from_and_not_greeted_again(scene):
     assert "north: its certificate was revoked" in scene.said
 
 
-def test_the_end_of_the_run_ends_sites_and_the_engine(scene):
+def test_the_end_of_the_run_ends_sites_and_the_engine(scene, monkeypatch):
+    monkeypatch.setattr(bridge, "_END_S", LONG_S)
     scene.serve("north", reply)
     meet(scene, "north")
 

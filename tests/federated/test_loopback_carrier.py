@@ -1,5 +1,7 @@
 """Over real TLS rounds come to the same, sites come back, and only certified sites of the run are let in."""
 
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -7,7 +9,6 @@ import torch
 from loopback_scene import SITES, DeadSiteError, LoopbackScene
 from rounds_scene import Scene
 
-from machine_patience import patience_s
 from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, TransportError
 from phalanx.federated.carriers import loopback, loopback_site
 from phalanx.security.crypto import Identity, RevokedParties, create_authority, issue_certificate, load_identity
@@ -92,6 +93,48 @@ class _Ends:
         pass
 
 
+def test_a_site_stays_with_an_owner_that_is_slow_to_answer(scene):
+    made = scene()
+    name_of, looked = made.carrier._wire.name_of, set()
+
+    def name_late(certified, begins):
+        if not begins and certified not in looked:
+            # longer than one look of a site takes
+            time.sleep(2 * loopback_site._LOOK_EVERY_S)
+            looked.add(certified)
+        return name_of(certified, begins)
+
+    made.carrier._wire.name_of = name_late
+    made.call_all()
+    while looked != set(SITES):
+        made.carrier.present_sites()
+
+    record = made.owner.run_round(1, 0.5)
+
+    assert sorted(record.shares) == sorted(SITES)
+    assert sorted(made.said) == sorted(f"{name}: joined the owner's session" for name in SITES)
+
+
+def test_a_site_in_the_middle_of_a_look_hears_that_the_run_is_over(scene):
+    made = scene()
+    name_of, looked = made.carrier._wire.name_of, threading.Event()
+
+    def name_nobody_again(certified, begins):
+        if begins:
+            return name_of(certified, begins)
+        # the site asks until its look has taken its time, and then looks again
+        looked.set()
+        return None
+
+    made.carrier._wire.name_of = name_nobody_again
+    made.call_all()
+    assert looked.wait(60.0)
+
+    made.close()
+
+    assert made.ended == dict.fromkeys(SITES)
+
+
 def test_only_certified_sites_of_this_run_are_let_in(scene, tmp_path, monkeypatch):
     # one of the callers leaves without a word
     made = scene()
@@ -115,8 +158,9 @@ def test_only_certified_sites_of_this_run_are_let_in(scene, tmp_path, monkeypatc
     }
 
     answer = made.site("north").answer_order
-    threads = [made.call(name, identity, answer, patience_s=patience_s(2.0)) for name, identity in callers.items()]
-    threads.append(made.call("north", session="another run"))
+    threads = [made.call("stranger", callers.pop("stranger"), answer), made.call("north", session="another run")]
+    # who gets no further than a handshake asks again until its patience ends
+    threads += [made.call(name, identity, answer, patience_s=1.0) for name, identity in callers.items()]
     for thread in threads:
         thread.join(30.0)
 
@@ -134,7 +178,9 @@ def test_a_site_with_a_certificate_that_is_revoked_is_parted_from_and_does_not_c
 
     RevokedParties(made.keys).revoke_party("west", "the disk was stolen")
     record = made.owner.run_round(2, 0.5)
-    made.call("west", patience_s=patience_s(2.0)).join(30.0)
+    for thread in (made.threads[SITES.index("west")], made.call("west")):
+        thread.join(30.0)
+        assert not thread.is_alive()
 
     assert sorted(record.shares) == ["east", "north", "south"]
     assert isinstance(made.ended["west"], PeerRefusedError | PeerLostError)

@@ -295,8 +295,15 @@ def test_where_nobody_listens_any_more_a_party_is_lost_long_before_the_deadline(
 
 
 def test_what_a_failed_link_had_not_delivered_can_be_had_once(parties):
-    worker = parties.make("worker", SHORT)
+    queued = threading.Event()
+
+    def lose(raw):
+        queued.wait()
+        raise PeerLostError("answer lost")
+
+    worker = parties.make("worker", SHORT, wire=AnsweringWire(lose))
     sent = [worker.send_frame("owner", "activation", {"n": n}, (b"ab" * n,)) for n in range(3)]
+    queued.set()
     worker.receive_item(5.0)
 
     later = worker.put_aside("owner", "activation", {"n": 3})

@@ -339,9 +339,11 @@ def test_who_may_not_come_back_is_told_so(owner, identities):
 
 
 def test_who_joins_looks_for_an_owner_that_does_not_listen_yet(identities, opened):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    # held by a socket that never listens, so that nobody else is given the port meanwhile; gRPC may bind it as well
+    closed = opened.enter_context(socket.socket())
+    closed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    closed.bind(("127.0.0.1", 0))
+    port = closed.getsockname()[1]
     hasty = LIMITS.model_copy(update={"timeout_s": 0.2})
     ask = partial(ask_peer_run, identities["worker"], "owner", f"127.0.0.1:{port}", config=hasty)
     with pytest.raises(PeerLostError):

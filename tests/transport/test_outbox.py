@@ -197,6 +197,8 @@ def test_a_fault_of_ours_in_the_delivering_thread_ends_the_link_and_is_reported(
     link.wire.open.set()
 
     (found,) = link.wait_for(1)
+    # it reports before it ends, and its end calls the hook
+    link.outbox.join_thread(SECONDS)
 
     assert "its sending thread ended" in str(found.error)
 

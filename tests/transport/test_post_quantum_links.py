@@ -49,7 +49,7 @@ def served(identity, limits):
 def recorded(address):
     """Yield the address of a relay, and a list that gets what each end sent first."""
     host, port = address.rsplit(":", 1)
-    first = {}
+    first, lines, threads = {}, [], []
 
     def pump(source, sink, name):
         with contextlib.suppress(OSError):
@@ -57,17 +57,36 @@ def recorded(address):
                 first.setdefault(name, data)
                 sink.sendall(data)
 
+    def start(target, *arguments):
+        threads.append(threading.Thread(target=target, args=arguments))
+        threads[-1].start()
+
     def relay():
         with contextlib.suppress(OSError):
             while True:
-                client, _ = listener.accept()
-                server = socket.create_connection((host, int(port)))
-                threading.Thread(target=pump, args=(client, server, "client"), daemon=True).start()
-                threading.Thread(target=pump, args=(server, client, "server"), daemon=True).start()
+                lines.append(listener.accept()[0])
+                lines.append(socket.create_connection((host, int(port))))
+                start(pump, *lines[-2:], "client")
+                start(pump, *reversed(lines[-2:]), "server")
+
+    def end(sockets):
+        for one in sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=relay, daemon=True).start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}", first
+        start(relay)
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}", first
+        finally:
+            # the relay ends first, and opens no further line
+            end([listener])
+            threads[0].join()
+            end(lines)
+            for thread in threads:
+                thread.join()
+            for line in lines:
+                line.close()
 
 
 @contextlib.contextmanager

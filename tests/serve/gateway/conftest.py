@@ -20,7 +20,7 @@ def shared_lab(tmp_path_factory):
     key_id, secret = keys.make("alice", limits=WIDE)
     with Stub() as local, Stub() as cloud:
         # a client that sends at once has its time on a full machine too, and one that drips is cut off all the same
-        client_s = patience_s(2.0)
+        client_s = patience_s(6.0)
         config = {
             "backends": backends(local, cloud),
             "health_every_s": 3600,

@@ -139,20 +139,21 @@ def test_a_request_that_no_engine_takes_costs_no_tokens(lab):
 def test_an_engine_that_is_gone_is_passed_over_until_it_is_back(lab, tmp_path):
     keys = make_access(tmp_path / "access")
     _, secret = keys.make(limits=WIDE)
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        free_port = sock.getsockname()[1]
     engines = backends(lab.local, lab.cloud)
-    engines[0]["url"] = f"http://127.0.0.1:{free_port}"
-    gateway = RunningGateway(tmp_path, keys, {"backends": engines, "health_every_s": 3600})
+    with socket.socket() as closed:
+        # bound and deaf: nobody else is given the port meanwhile
+        closed.bind(("127.0.0.1", 0))
+        engines[0]["url"] = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        gateway = RunningGateway(tmp_path, keys, {"backends": engines, "health_every_s": 3600})
 
-    assert [gateway.ask(secret).status_code for _ in range(3)] == [200] * 3
-    assert engines_of(lab) == (0, 3)
-    personal = gateway.ask(secret, PERSONAL[0])
-    assert (personal.status_code, personal.json()["error"]["code"]) == (503, "no_engine")
-    assert engines_of(lab) == (0, 3), "no fallback takes personal data to a cloud"
-    with gateway.client(secret) as client:
-        assert client.get("/health").json() == {"status": "ready"}
-    assert gateway.stop() == 0
+        assert [gateway.ask(secret).status_code for _ in range(3)] == [200] * 3
+        assert engines_of(lab) == (0, 3)
+        personal = gateway.ask(secret, PERSONAL[0])
+        assert (personal.status_code, personal.json()["error"]["code"]) == (503, "no_engine")
+        assert engines_of(lab) == (0, 3), "no fallback takes personal data to a cloud"
+        with gateway.client(secret) as client:
+            assert client.get("/health").json() == {"status": "ready"}
+        assert gateway.stop() == 0
 
 
 def test_requests_are_spread_by_load(lab):
