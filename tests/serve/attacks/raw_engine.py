@@ -66,5 +66,8 @@ def read_request(connection: socket.socket) -> tuple[str, bytes]:
     head, _, body = data.partition(b"\r\n\r\n")
     lengths = [line.split(b":")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
     while len(body) < int(lengths[0] if lengths else 0):
-        body += connection.recv(65536)
+        piece = connection.recv(65536)
+        if not piece:
+            return "/v1/models", b""
+        body += piece
     return head.split(b" ")[1].decode(), body

@@ -158,22 +158,20 @@ def test_the_longest_text_of_one_client_stops_no_other_one(target, unit):
     ).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {target.secret}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    waits = []
+    num_answers = 0
 
     with (
         target.client(target.secret) as http,
         socket.create_connection(("127.0.0.1", target.port), timeout=250) as connection,
     ):
         connection.sendall(head.encode() + body)
-        begun = time.monotonic()
         while not select.select([connection], [], [], 0)[0]:
-            asked = time.monotonic()
             assert http.get("/v1/models").status_code == 200
-            waits.append(time.monotonic() - asked)
+            num_answers += 1
         assert connection.recv(12) in {b"HTTP/1.1 200", b"HTTP/1.1 400", b"HTTP/1.1 403"}
 
-    # whoever is stopped waits for nearly all of it at once
-    assert max(waits) < 0.5 * (time.monotonic() - begun)
+    # whoever is stopped waits for nearly all of it at once, and is answered once or twice
+    assert num_answers > 5
 
 
 def test_requests_that_are_refused_use_up_the_requests_of_their_key(target):
