@@ -35,7 +35,6 @@ from phalanx.pipeline import (
     AuditDraw,
     GuardConfig,
     PipelineConfig,
-    keep_freed_memory,
 )
 from phalanx.testing import MemoryCompany
 from phalanx.train import PipelineRun, step_inputs
@@ -161,7 +160,6 @@ def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> di
         lambda cell: [PROTOCOL, describe_backdoor_size(chosen, cell.family), asdict(cell)],
     )
     with deterministic_kernels(threads=1):
-        keep_freed_memory()
         laboratory = None if only_finished else BackdoorLab(chosen, cache)
         rows = list(sweep_cells(cells, finished, laboratory, _print_training))
     return {
@@ -240,7 +238,7 @@ class BackdoorLab:
 
     def _train_cell(self, cell: BackdoorCell) -> Row:
         weights, findings = self._train_company(cell)
-        # a company refers to itself, and all its copies of a large model would stay beside the bench
+        # a company refers to itself: the copies that it has of a large model would stay beside the bench
         gc.collect()
         if cell.arm in ("off", SCREEN):
             self._poisoned[cell] = weights
