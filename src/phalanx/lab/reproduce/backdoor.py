@@ -62,8 +62,6 @@ class TrainingSize:
     """How the models of a family are trained.
 
     Attributes:
-        steps: Optimizer steps.
-        layers: Blocks of each stage.
         held_out: Maximum number of sequences of held-out text.
     """
 
