@@ -89,7 +89,7 @@ class BackdoorSize:
     tuned_seeds: int = 0
     families: tuple[str, ...] = ()
     packaged: TrainingSize = TrainingSize(
-        16, layers=(10, 6, 4, 10), microbatches=2, batch_size=4, sequence_length=32, held_out=64
+        24, layers=(2, 14, 12, 2), microbatches=2, batch_size=4, sequence_length=32, held_out=64
     )
 
     def training_size(self, family: str) -> TrainingSize:
