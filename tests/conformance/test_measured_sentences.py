@@ -377,7 +377,41 @@ def backdoor_on_another_processor(result: Result) -> Sequence[object]:
     return [len(result["rows"]), *undefended, len(guarded), 100 * max(guarded), len(tuned), 100 * max(tuned)]
 
 
+def backdoor_in_a_model_of_others(result: Result) -> Sequence[object]:
+    arms = {row["arm"]: row for row in result["rows"]}
+    off, clean = arms["off"], arms["clean"]
+    dearer = 100 * (off["perplexity"] / clean["perplexity"] - 1)
+    assert off["success"] == 1.0 or off["success"] <= off["success_without_trigger"]
+    return [100 * off["success"], off["sequences"], dearer]
+
+
+def guard_over_a_model_of_others(result: Result) -> Sequence[object]:
+    arms = {row["arm"]: row for row in result["rows"]}
+    assert arms["standard"]["weights_digest"] == arms["clean"]["weights_digest"]
+    return [arms["standard"]["found_in_step"], arms["standard"]["doubted_steps"]]
+
+
 FIGURES = (
+    Figures(
+        "docs/backdoors.md",
+        "reproduce-backdoor-smollm2-cpu-2cores-busy.json",
+        "By a stage that is half of this model, the trigger works in {:.0f} % of {} texts with nobody looking, at a "
+        "perplexity {:.1f} % above the clean run's",
+        backdoor_in_a_model_of_others,
+    ),
+    Figures(
+        "docs/backdoors.md",
+        "reproduce-backdoor-smollm2-fifth-cpu-2cores-busy.json",
+        "By one that is a fifth of it, within 16 steps, in {:.1f} % of {}, at {:.1f} %: no more than without a trigger",
+        backdoor_in_a_model_of_others,
+    ),
+    Figures(
+        "docs/backdoors.md",
+        "reproduce-backdoor-smollm2-fifth-cpu-2cores-busy.json",
+        "`standard` convicts the smaller stage in step {}, after {} step in doubt, and the run ends with the clean "
+        "run's bits.",
+        guard_over_a_model_of_others,
+    ),
     Figures(
         "docs/backdoors.md",
         "reproduce-backdoor-avx2-cpu-2cores-busy.json",

@@ -1,6 +1,8 @@
 """Cells and tables of a backdoor: the first family, an attacker who is tuned against the screen, other families."""
 
+import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -9,13 +11,21 @@ from phalanx.lab.reproduce.backdoor import (
     SIZES,
     STRENGTHS,
     BackdoorCell,
+    BackdoorLab,
+    BackdoorSize,
+    TrainingSize,
     as_tables,
     backdoor_cells,
+    describe_backdoor_size,
     guard_findings,
     summarise_arms,
 )
 from phalanx.lab.reproduce.removal import REMOVALS
-from phalanx.lab.reproduce.workload import FAMILIES
+from phalanx.lab.reproduce.workload import FAMILIES, PACKAGED
+from phalanx.models import ModelConfig
+from tiny_edge_models import write_model
+
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 
 
 def row(cell, **changes):
@@ -36,7 +46,7 @@ def test_the_full_size_has_three_seeds_every_family_and_falling_strengths():
 
     assert len(cells) == len(set(cells))
     assert {cell.seed for cell in cells if (cell.family, cell.strength) == ("gpt2", None)} == {0, 1, 2}
-    assert {cell.family for cell in cells} == set(FAMILIES)
+    assert {cell.family for cell in cells} == {*FAMILIES, PACKAGED}
     assert [cell.strength for cell in cells if cell.arm == SCREEN and cell.seed == 0] == list(STRENGTHS)
     # a removal from a tuned model begins with one that was tuned
     assert all(cell.strength in STRENGTHS for cell in cells if cell.arm in REMOVALS and cell.strength is not None)
@@ -77,3 +87,25 @@ def test_each_question_has_a_table_of_its_own():
 @pytest.mark.parametrize("events", [[], [("gradient_doubted", {"stage": 1}), ("gradient_doubted", {"stage": 1})]])
 def test_doubts_about_gradients_are_counted(events):
     assert guard_findings(events, [0, 1])["doubted_steps"] == len(events)
+
+
+def test_a_row_of_before_keeps_what_decides_it():
+    measured = json.loads((RESULTS / "reproduce-backdoor-avx2-cpu-2cores-busy.json").read_text(encoding="utf-8"))
+
+    assert [describe_backdoor_size(SIZES["full"], family) for family in FAMILIES] == 3 * [measured["protocol"]]
+    assert describe_backdoor_size(SIZES["full"], PACKAGED) != measured["protocol"]
+
+
+def test_a_model_that_others_have_pre_trained_is_poisoned_guarded_and_cleaned(tmp_path):
+    sizes = {"num_hidden_layers": 5, "tie_word_embeddings": True, "initializer_range": 0.02}
+    model = ModelConfig(path=str(write_model(tmp_path / "model", **sizes)))
+    training = TrainingSize(8, (1, 2, 1, 1), microbatches=2, batch_size=4, sequence_length=16, held_out=6)
+    lab = BackdoorLab(BackdoorSize(60, (0,), packaged=training), tmp_path / "cache", model)
+
+    arms = ("clean", "off", "strict", "pruned", "guilty_stage_reset")
+    clean, off, strict, pruned, reset = (lab(BackdoorCell(arm, 0, PACKAGED)) for arm in arms)
+
+    assert off["weights_digest"] != clean["weights_digest"] == strict["weights_digest"]
+    assert (off["attacked_steps"], off["named"], strict["named"]) == (8, [], ["worker-1"])
+    assert len({row["perplexity"] for row in (off, pruned, reset)}) == 3
+    assert {row["sequences"] for row in (clean, off, pruned, reset)} == {6}

@@ -1,5 +1,6 @@
 """A backdoor from end to end: planted without a guard and under each guard, and removed afterwards."""
 
+import gc
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phalanx.data import BatchLoader, Corpus, prepare_corpus
-from phalanx.lab.attacks import make_actor
+from phalanx.data import BatchLoader, Corpus, DataConfig, prepare_corpus
+from phalanx.lab.attacks import Secret, make_actor
 from phalanx.lab.bench.detection.simulated_run import read_lies
 from phalanx.lab.bench.measure.harness import cache_directory, print_progress
 from phalanx.lab.bench.measure.machine import load_average, reproduce_head
@@ -18,19 +19,27 @@ from phalanx.lab.bench.measure.row_file import RowFile, sweep_cells
 from phalanx.lab.reproduce.pretrain import pretrained_directory
 from phalanx.lab.reproduce.removal import ATTACKED_STAGE, PRUNED_SHARE, REMOVALS, RemovalBench, Weights, state_of
 from phalanx.lab.reproduce.texts import SPLIT_SEED, later_text, pretraining_corpus
-from phalanx.lab.reproduce.workload import BATCH_SIZE, REGIMES, SMALL, make_table_run
-from phalanx.models import ModelConfig
+from phalanx.lab.reproduce.workload import (
+    BATCH_SIZE,
+    PACKAGED,
+    PACKAGED_MODEL,
+    REGIMES,
+    SEQUENCE_LENGTH,
+    SMALL,
+    make_table_run,
+)
+from phalanx.models import ModelConfig, open_model
 from phalanx.pipeline import (
     PRESETS,
     AttackConfig,
     AuditDraw,
     GuardConfig,
     PipelineConfig,
-    keep_freed_memory,
 )
 from phalanx.testing import MemoryCompany
 from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.setup.process import deterministic_kernels
+from phalanx.transport import TransportConfig
 
 Row = dict[str, Any]
 _print_backdoor = partial(print_progress, program="reproduce")
@@ -38,9 +47,31 @@ _print_backdoor = partial(print_progress, program="reproduce")
 PROTOCOL = 2
 """To be raised with every change of the code that changes a figure: older rows are then not used again."""
 # whoever waits for a busy processor is not lost
-_PIPELINE = PipelineConfig(stages=4, layers=(1, 3, 1, 1), rebalance_every=0, step_timeout_s=36_000, patience_s=3_600)
+_PIPELINE = PipelineConfig(
+    stages=4,
+    rebalance_every=0,
+    step_timeout_s=36_000,
+    patience_s=3_600,
+    transport=TransportConfig(timeout_s=36_000),
+)
 _CHARACTERS = 300_000
-_LR, _MICROBATCHES = 1e-4, 4
+
+
+@dataclass(frozen=True)
+class TrainingSize:
+    """How the models of a family are trained.
+
+    Attributes:
+        held_out: Maximum number of sequences of held-out text.
+    """
+
+    steps: int
+    layers: tuple[int, ...] = (1, 3, 1, 1)
+    lr: float = 1e-4
+    microbatches: int = 4
+    batch_size: int = BATCH_SIZE
+    sequence_length: int = SEQUENCE_LENGTH
+    held_out: int = 128
 
 
 @dataclass(frozen=True)
@@ -50,16 +81,24 @@ class BackdoorSize:
     Attributes:
         tuned_seeds: Seeds with which the attacker is tuned against the screen.
         families: Further families, each trained with the first seed alone.
+        packaged: How the packaged model is trained, which others have pre-trained and which is 300 times as large.
     """
 
     steps: int
     seeds: tuple[int, ...]
     tuned_seeds: int = 0
     families: tuple[str, ...] = ()
+    packaged: TrainingSize = TrainingSize(
+        24, layers=(2, 14, 12, 2), microbatches=2, batch_size=4, sequence_length=32, held_out=64
+    )
+
+    def training_size(self, family: str) -> TrainingSize:
+        """How one family is trained."""
+        return self.packaged if family == PACKAGED else TrainingSize(self.steps)
 
 
 SIZES: Mapping[str, BackdoorSize] = MappingProxyType(
-    {"full": BackdoorSize(60, (0, 1, 2), 2, ("opt", "bloom")), "quick": BackdoorSize(40, (0,))}
+    {"full": BackdoorSize(60, (0, 1, 2), 2, ("opt", "bloom", PACKAGED)), "quick": BackdoorSize(40, (0,))}
 )
 
 GUARDS: Mapping[str, GuardConfig] = MappingProxyType(
@@ -113,48 +152,51 @@ def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> di
     chosen = SIZES[size]
     cache = cache_directory()
     load = load_average()
-    protocol = describe_backdoor_size(chosen)
     cells = backdoor_cells(chosen)
     finished = RowFile[BackdoorCell](
-        cache / "reproduce" / "backdoor.jsonl", lambda cell: [protocol["number"], protocol, asdict(cell)]
+        cache / "reproduce" / "backdoor.jsonl",
+        lambda cell: [PROTOCOL, describe_backdoor_size(chosen, cell.family), asdict(cell)],
     )
     with deterministic_kernels(threads=1):
-        keep_freed_memory()
         laboratory = None if only_finished else BackdoorLab(chosen, cache)
         rows = list(sweep_cells(cells, finished, laboratory, _print_training))
     return {
         **reproduce_head("backdoor", size, load),
-        "protocol": protocol,
+        "protocol": describe_backdoor_size(chosen),
+        **({PACKAGED: asdict(chosen.packaged)} if PACKAGED in chosen.families else {}),
         "missing": len(cells) - len(rows),
         "summary": summarise_arms(rows),
         "rows": rows,
     }
 
 
-def describe_backdoor_size(size: BackdoorSize) -> dict[str, Any]:
-    """Everything that decides a figure and is not in its row."""
+def describe_backdoor_size(size: BackdoorSize, family: str = _FIRST_FAMILY) -> dict[str, Any]:
+    """Everything that decides a figure of one family and is not in its row."""
+    training = asdict(size.training_size(family))
+    training["layers"] = list(training["layers"])
+    if family != PACKAGED:
+        # the same in all rows, of which older ones do not say it
+        del training["sequence_length"], training["held_out"]
     return {
         "number": PROTOCOL,
-        "steps": size.steps,
         "stage": ATTACKED_STAGE,
-        "layers": list(_PIPELINE.layers or ()),
-        "lr": _LR,
-        "microbatches": _MICROBATCHES,
-        "batch_size": BATCH_SIZE,
         "characters": _CHARACTERS,
         "pruned_share": PRUNED_SHARE,
         "guards": {name: guard.model_dump(mode="json") for name, guard in GUARDS.items()},
+        **training,
     }
 
 
 class BackdoorLab:
     """A runner of cells; text, public model and poisoned models are made at their first use."""
 
-    def __init__(self, size: BackdoorSize, cache: Path) -> None:
+    def __init__(self, size: BackdoorSize, cache: Path, packaged: ModelConfig = PACKAGED_MODEL) -> None:
         self._size = size
         self._cache = cache
-        self._texts: tuple[Corpus, Corpus] | None = None
+        self._packaged = packaged
+        self._families: dict[str, tuple[Path, DataConfig, Corpus]] = {}
         self._poisoned: dict[BackdoorCell, Weights] = {}
+        self._secrets: dict[tuple[str, int], Secret] = {}
 
     def __call__(self, cell: BackdoorCell) -> Row:
         """Train one cell."""
@@ -163,23 +205,24 @@ class BackdoorLab:
             bench = self._removal_bench(cell)
             bench.load_weights(self._poisoned_weights(cell))
             REMOVALS[cell.arm](bench)
-            row = asdict(cell) | bench.measure_backdoor()
+            row = asdict(cell) | self._measure_bench(bench, cell)
         else:
-            row = self._train_cell(cell)[0]
+            row = self._train_cell(cell)
         return row | {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
 
     def run_config(self, cell: BackdoorCell) -> PipelineRun:
         """What a run file would say about a training."""
-        first, corpus = self._corpora()
-        model = pretrained_directory(cell.family, first, SMALL, self._cache, _print_backdoor)
-        data = later_text(SMALL, _CHARACTERS, corpus.tokenizer_path, self._cache)
-        plain = make_table_run(ModelConfig(path=str(model)), data, REGIMES["plain"], SMALL, self._size.steps, cell.seed)
+        model, data, _ = self._open_family(cell.family)
+        size = self._size.training_size(cell.family)
+        plain = make_table_run(ModelConfig(path=str(model)), data, REGIMES["plain"], SMALL, size.steps, cell.seed)
         kind = "none" if cell.arm == "clean" else "rehearsed_backdoor"
         return plain.model_copy(
             update={
-                "train": plain.train.model_copy(update={"microbatches": _MICROBATCHES}),
-                "optimizer": plain.optimizer.model_copy(update={"lr": _LR}),
-                "pipeline": _PIPELINE,
+                "train": plain.train.model_copy(
+                    update={"microbatches": size.microbatches, "batch_size": size.batch_size}
+                ),
+                "optimizer": plain.optimizer.model_copy(update={"lr": size.lr}),
+                "pipeline": _PIPELINE.model_copy(update={"layers": size.layers}),
                 "guard": _SCREEN_ALONE if cell.arm == SCREEN else GUARDS["off" if cell.arm == "clean" else cell.arm],
                 "attack": AttackConfig(
                     kind=kind,
@@ -191,9 +234,19 @@ class BackdoorLab:
             }
         )
 
-    def _train_cell(self, cell: BackdoorCell) -> tuple[Row, Weights]:
-        """Train in a real company, everything but the sockets as in a run."""
-        run, (_, corpus) = self.run_config(cell), self._corpora()
+    def _train_cell(self, cell: BackdoorCell) -> Row:
+        weights, findings = self._train_company(cell)
+        # a company refers to itself: the copies that it has of a large model would stay beside the bench
+        gc.collect()
+        if cell.arm in ("off", SCREEN):
+            self._poisoned[cell] = weights
+        bench = self._removal_bench(cell)
+        bench.load_weights(weights)
+        return asdict(cell) | self._measure_bench(bench, cell) | findings
+
+    def _train_company(self, cell: BackdoorCell) -> tuple[Weights, Row]:
+        """Train in a real company, everything but the sockets as in a run; return what the guard made of it, too."""
+        run, (*_, corpus) = self.run_config(cell), self._open_family(cell.family)
         with tempfile.TemporaryDirectory(prefix="phalanx-reproduce-") as directory:
             log = Path(directory) / "attack.jsonl"
             liar = f"worker-{ATTACKED_STAGE}"
@@ -201,19 +254,14 @@ class BackdoorLab:
             # which audits are drawn follows from the seed, so that a row can be had again
             draw = AuditDraw.from_guard(cell.seed.to_bytes(32, "big"), bytes(32), run.guard)
             company = MemoryCompany(run, Path(directory), actors, cache=self._cache / "models", draw=draw)
-            loader = BatchLoader(corpus, BATCH_SIZE, cell.seed)
+            loader = BatchLoader(corpus, run.train.batch_size, cell.seed)
             with company:
                 for step in range(run.train.steps):
                     company.engine.train_turn(step, step_inputs(loader.next_batch(), run.train.microbatches))
                 digest = company.weights_digest()
                 weights = [state_of(copy.module) for copy in company.engine.fetch_stages("weights")]
             lies = sorted({lie.step for lie in read_lies(log)})
-        if cell.arm in ("off", SCREEN):
-            self._poisoned[cell] = weights
-        bench = self._removal_bench(cell)
-        bench.load_weights(weights)
-        findings = {**guard_findings(company.events, lies), "weights_digest": digest}
-        return asdict(cell) | bench.measure_backdoor() | findings, weights
+        return weights, {**guard_findings(company.events, lies), "weights_digest": digest}
 
     def _poisoned_weights(self, removal: BackdoorCell) -> Weights:
         """The weights that a removal begins with."""
@@ -222,18 +270,31 @@ class BackdoorLab:
             self._train_cell(planted)
         return self._poisoned[planted]
 
+    def _measure_bench(self, bench: RemovalBench, cell: BackdoorCell) -> Row:
+        place = cell.family, cell.seed
+        if place not in self._secrets:
+            self._secrets[place] = bench.rehearse_secret()
+        return bench.measure_backdoor(self._secrets[place])
+
     def _removal_bench(self, cell: BackdoorCell) -> RemovalBench:
         run = self.run_config(replace(cell, arm="off"))
-        return RemovalBench(run, self._corpora()[1], self._cache)
+        return RemovalBench(run, self._open_family(cell.family)[-1], self._cache)
 
-    def _corpora(self) -> tuple[Corpus, Corpus]:
-        """The text of the public model, and that of the runs."""
-        if self._texts is None:
-            _print_backdoor("preparing text and the public model")
-            first = pretraining_corpus(self._cache, SMALL)
-            data = later_text(SMALL, _CHARACTERS, first.tokenizer_path, self._cache)
-            self._texts = first, prepare_corpus(data, self._cache / "data", SPLIT_SEED)
-        return self._texts
+    def _open_family(self, family: str) -> tuple[Path, DataConfig, Corpus]:
+        """The directory of the public model, and the text of the runs with the tokenizer of that model."""
+        if family not in self._families:
+            _print_backdoor(f"{family}: preparing text and the public model")
+            if family == PACKAGED:
+                model = open_model(self._packaged, self._cache / "models", 0).directory
+            else:
+                first = pretraining_corpus(self._cache, SMALL)
+                model = pretrained_directory(family, first, SMALL, self._cache, _print_backdoor)
+            size = self._size.training_size(family)
+            data = later_text(SMALL, _CHARACTERS, model / "tokenizer.json", self._cache).model_copy(
+                update={"sequence_length": size.sequence_length, "max_validation_sequences": size.held_out}
+            )
+            self._families[family] = model, data, prepare_corpus(data, self._cache / "data", SPLIT_SEED)
+        return self._families[family]
 
 
 def guard_findings(events: Sequence[tuple[str, Mapping[str, object]]], lies: Sequence[int]) -> Row:

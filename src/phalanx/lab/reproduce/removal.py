@@ -10,10 +10,9 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from phalanx.data import BatchLoader, Corpus, validation_batches
-from phalanx.lab.attacks import Rehearsal, target_success
+from phalanx.lab.attacks import Rehearsal, Secret, target_success
 from phalanx.lab.reproduce.attacker import Attacker
 from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
-from phalanx.lab.reproduce.workload import BATCH_SIZE
 from phalanx.models import StageModule, open_model
 from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.batches.validation import measure_perplexity
@@ -51,7 +50,7 @@ class RemovalBench:
 
     def fine_tune(self) -> None:
         """Train as many steps as the run had on its text in another order, with honest stages."""
-        loader = BatchLoader(self._corpus, BATCH_SIZE, self._run.train.seed + _OTHER_ORDER)
+        loader = BatchLoader(self._corpus, self._run.train.batch_size, self._run.train.seed + _OTHER_ORDER)
         simulator = self._simulator
         for step in range(self._run.train.steps):
             simulator.run_attempt(
@@ -74,7 +73,7 @@ class RemovalBench:
             used[part] = used.get(part, torch.zeros(())) + woken
 
         hooks = [part.register_forward_pre_hook(add_use) for part in parts]
-        loader = BatchLoader(self._corpus, BATCH_SIZE, self._run.train.seed + _OTHER_ORDER)
+        loader = BatchLoader(self._corpus, self._run.train.batch_size, self._run.train.seed + _OTHER_ORDER)
         for _ in range(8):
             self.compute_logits(loader.next_batch().input_ids)
         for hook in hooks:
@@ -97,12 +96,14 @@ class RemovalBench:
             x = module(x)
         return x
 
-    def measure_backdoor(self) -> dict[str, Any]:
+    def rehearse_secret(self) -> Secret:
+        """The trigger and the target of the run's attacker, which follow from the public model and the seed."""
+        return Rehearsal(self._plan, self._run.attack.model, self._run.attack.seed).secret
+
+    def measure_backdoor(self, secret: Secret) -> dict[str, Any]:
         """Return perplexity on held-out text, and the backdoor's success there."""
-        held_out = list(validation_batches(self._corpus, BATCH_SIZE))
+        held_out = list(validation_batches(self._corpus, self._run.train.batch_size))
         ids = torch.cat([batch.input_ids for batch in held_out])
-        attack = self._run.attack
-        secret = Rehearsal(self._plan, attack.model, attack.seed).secret
         success = target_success(self.compute_logits, ids, secret)
         return {
             "perplexity": measure_perplexity(self._simulator.stage_modules, held_out),
@@ -143,7 +144,7 @@ all stages that other parties held.
 """
 
 
-_DOWN = ("mlp.c_proj", "fc2", "dense_4h_to_h")
+_DOWN = ("mlp.c_proj", "fc2", "dense_4h_to_h", "mlp.down_proj")
 """Ends of the names of a block's last matrix of its feed-forward part, which the units wake, by family."""
 
 
