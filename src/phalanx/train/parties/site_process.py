@@ -41,7 +41,7 @@ from phalanx.train.setup.stage_source import RoundLibrary, RoundModules
 from phalanx.train.setup.whole_model import load_whole_model
 
 DIRECTORY = "pipeline"
-"""Inside a site's own directory: log, evidence and keys of its pipeline, as a run directory has them."""
+"""Inside a site's own directory of a run: log, evidence and keys of its pipeline, as a run directory has them."""
 
 
 class RoundsInStages:
@@ -153,10 +153,11 @@ def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: Run
     schedule = SiteSchedule(
         run.optimizer, terms.config.local_steps, run.train.draws_per_step, run.train.microbatches, run.train.seed
     )
+    kept = file.run_directory(terms.run)
     with contextlib.ExitStack() as stack:
         trainer: LocalTrainer
         if isinstance(run, FederatedPipelineRun):
-            trainer = stack.enter_context(staged_trainer(run, source, data, schedule, file.site_directory))
+            trainer = stack.enter_context(staged_trainer(run, source, data, schedule, kept))
         elif isinstance(run, FederatedRankRun):
             paths = (file.run, file.kept_directory / "models", file.site_directory / "ranks")
             rows = site_rows(run, data, identity, file.site_directory)
@@ -167,12 +168,13 @@ def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: Run
                 site_rows(run, data, identity, file.site_directory),
             )
             private = None if rows is None else PrivateSteps(model, rows, schedule)
-            trainer = SiteTrainer(model, data, schedule, file.run_directory(terms.run), private)
+            trainer = SiteTrainer(model, data, schedule, kept, private)
         length = num_values(dict(trainer.trained_shapes()))
         for outlook in noise_outlooks(run, length, data.num_sequences):
             for line in (*outlook.describe_budget(), *filter(None, [outlook.noise_warning()])):
                 say(line)
-        yield Site(identity, terms, trainer, RoundFile(file.site_directory), file.site_directory, say)
+        rounds = RoundFile(file.site_directory)
+        yield Site(identity, terms, trainer, rounds, file.site_directory, say, controls=kept / "controls")
 
 
 def main(path: str) -> int:
