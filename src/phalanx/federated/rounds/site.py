@@ -84,10 +84,8 @@ class Site:
     """One site of a run, whatever carries its messages.
 
     Args:
-        directory: Keeps logs of sums.
+        directory: Keeps the control variate of each round, for an algorithm that has them, and logs of sums.
         tell: Takes lines for the people of this site, about its own rounds; none of them leaves it.
-        controls: Keeps the control variate of each round of this run, for an algorithm that has them; left out, a
-            directory of the run's name in `directory`.
 
     Guarantees:
         An update leaves within `max_norm`, signed for its run, round and model; with ``secure`` it leaves only in sums
@@ -106,15 +104,13 @@ class Site:
         rounds: EnteredRounds,
         directory: Path,
         tell: Callable[[str], None] = lambda line: None,
-        *,
-        controls: Path | None = None,
     ) -> None:
         self._tell = tell
         self._identity, self._terms, self._trainer, self._rounds = identity, terms, trainer, rounds
         self._shapes: Shapes = trainer.trained_shapes()
         has_controls = terms.config.algorithm.kind == "scaffold"
         # by run: a site may take part in several from one directory
-        controls = controls or directory / "controls" / terms.run
+        controls = directory / "controls" / (terms.kept_as or terms.run)
         self._controls = RoundWeights(controls, self._shapes) if has_controls else None
         privacy, noisy = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
         self._budget = None if privacy is None or noisy is None else SiteBudget(directory, noisy, privacy)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from phalanx.child import PARENT, die_with_parent, write_stacks_on_request
@@ -173,8 +174,10 @@ def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: Run
         for outlook in noise_outlooks(run, length, data.num_sequences):
             for line in (*outlook.describe_budget(), *filter(None, [outlook.noise_warning()])):
                 say(line)
-        rounds = RoundFile(file.site_directory)
-        yield Site(identity, terms, trainer, rounds, file.site_directory, say, controls=kept / "controls")
+        if kept == file.site_directory:
+            # all of it is of one run, whose file may change at a resume
+            terms = replace(terms, kept_as="run")
+        yield Site(identity, terms, trainer, RoundFile(file.site_directory), file.site_directory, say)
 
 
 def main(path: str) -> int:

@@ -88,7 +88,7 @@ class SiteFile(StrictModel):
         return Path(self.identity) / "state" if self.directory is None else Path(self.directory)
 
     def run_directory(self, run: str) -> Path:
-        """Where what is of one run alone is: personal weights, control variates, log and keys of a pipeline.
+        """Where what is of one run alone is: personal weights, and log and keys of a pipeline.
 
         A site of its own owner takes part in several runs; of a site that the run's owner starts the directory is in
         that of the run, whose file may change at a resume.
