@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.cli import run_command
+from phalanx.config import canonical_json
 from phalanx.errors import ConfigError
-from phalanx.launch import DomainLaunch, Nodes, is_supervised_here, resumes_run, supervise_domain
+from phalanx.launch import DomainLaunch, Nodes, has_returned, is_supervised_here, resumes_run, supervise_domain
 from phalanx.launch.domain import StartSizes
+from phalanx.launch.domain_local import LeadProcess
 from phalanx.launch.domain_ray import ActorMachine, RayRanks, describe_domain_ray, rank_bundles, rank_environments
 from phalanx.launch.domain_torchrun import check_nodes, domain_command, ranks_per_machine
 
@@ -110,6 +112,42 @@ def test_what_cannot_be_a_run_directory_is_refused_before_anything_starts(tmp_pa
 def test_only_ranks_that_an_engine_started_again_go_on_by_themselves(tmp_path, environment, expected):
     assert resumes_run(begun(tmp_path) / "run", environment) is expected
     assert resumes_run(tmp_path / "elsewhere", environment) is False
+
+
+class NotedStarts(LeadProcess):
+    """A lead that starts nothing, and notes what it would have started with."""
+
+    def start_command(self, arguments, environment):
+        ranks = arguments.index("--ranks")
+        self.words = arguments[arguments.index("--run-dir") + 2 : ranks]
+
+
+def go_back(directory, step):
+    with (directory / "run" / "events.jsonl").open("ab") as log:
+        log.write(canonical_json({"body": {"step": step}, "kind": "older_accepted", "sequence": 9}) + b"\n")
+
+
+def test_a_rank_0_that_died_before_it_went_back_is_asked_again_to_and_then_no_more(tmp_path):
+    begun(tmp_path)
+    # an earlier session has gone back to the same step
+    go_back(tmp_path, 4)
+    lead = NotedStarts(domain(tmp_path, resume=True), from_step=4)
+
+    for _ in range(2):
+        lead.start_process()
+        assert lead.words == ("--resume", "--from-step", "4")
+    go_back(tmp_path, 4)
+    lead.start_process()
+    assert lead.words == ("--resume",)
+
+
+def test_torchrun_which_repeats_the_command_line_takes_no_run_back_twice(tmp_path):
+    run_dir, again = begun(tmp_path) / "run", {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"}
+
+    assert not has_returned(run_dir, 4, again)
+    go_back(tmp_path, 4)
+    assert has_returned(run_dir, 4, again)
+    assert not has_returned(run_dir, 4, {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
 
 
 def test_train_keeps_its_ranks_unless_somebody_else_does(tmp_path):

@@ -374,6 +374,21 @@ def test_islands_that_were_stopped_end_with_the_bits_of_those_that_were_not(make
 
 
 @pytest.mark.slow
+def test_dropped_embeddings_of_a_shared_sequence_leave_all_ranks_the_same_weights(make_run, tmp_path, monkeypatch):
+    section = "[parallel]\ntp = 2\nsequence_parallel = true\n"
+    run = make_run(section, "train.validate_every=0", "model.architecture.embd_pdrop=0.3")
+    with monkeypatch.context() as patch:
+        stop_before_saving(patch, 5, interrupt)
+        quietly(run, tmp_path / "stopped")
+
+    # after a resume all ranks have the weights of the first one, which has to be no news to the others
+    stopped = quietly(run, tmp_path / "stopped", resume=True)
+
+    assert stopped["resumed_from"] == 4
+    assert stopped["final_weights_digest"] == quietly(run, tmp_path / "whole")["final_weights_digest"]
+
+
+@pytest.mark.slow
 def test_adapters_go_on_from_ranks_to_stages(make_run, tmp_path, monkeypatch):
     adapter = "[model.adapter]\nrank = 2\n"
     whole = quietly(make_run("[parallel]\n" + adapter), tmp_path / "whole")

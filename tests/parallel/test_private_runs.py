@@ -67,9 +67,13 @@ def quietly(run, directory, **options):
     return train(run, directory, console=Console(file=io.StringIO(), width=200), **options)
 
 
-def charges_of(directory):
+def bodies_of(directory, kind):
     lines = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-    return [line["body"]["number"] for line in lines if line["kind"] == "privacy_charged"]
+    return [line["body"] for line in lines if line["kind"] == kind]
+
+
+def charges_of(directory):
+    return [body["number"] for body in bodies_of(directory, "privacy_charged")]
 
 
 def test_a_run_learns_within_its_budget_and_says_what_it_has_spent(whole):
@@ -86,6 +90,23 @@ def test_a_run_learns_within_its_budget_and_says_what_it_has_spent(whole):
     assert 0 < curve[0] < curve[-1] <= 8.0
     # the key of the draw is a secret
     assert (directory / "secrets" / "sampling.key").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("sampling", ["poisson", pytest.param("order", marks=pytest.mark.slow)])
+def test_checkpoints_which_the_adversary_has_tell_nothing_exact_of_the_rows(make_run, whole, tmp_path, sampling):
+    directory = whole[1]
+    if sampling == "order":
+        directory = tmp_path / "run"
+        quietly(make_run(RANKS + PRIVACY, "privacy.sampling=order"), directory)
+    (opening,) = (body for body in bodies_of(directory, "run_started"))
+
+    for path in (directory / "checkpoints").glob("*/state.json"):
+        text = path.read_text()
+        # by a digest of all rows, or by a loss, whoever knows all but one could try the last one
+        assert opening["corpus"] not in text
+        assert str(int(opening["corpus"][:13], 16)) not in text
+        totals = json.loads(text)["totals"]
+        assert (totals["loss_first"], totals["loss_last"], totals["tokens"], totals["wall_s"]) == (None, None, 0, 0.0)
 
 
 def test_a_run_ends_before_the_step_that_would_spend_more(make_run, whole, tmp_path):
@@ -130,6 +151,10 @@ def test_a_killed_run_has_spent_what_it_drew_and_pays_for_steps_that_it_does_aga
     assert summary["steps"] == 6
     assert summary["privacy"]["charges"] == 8
     assert charges_of(tmp_path / "run") == list(range(8))
+    # what checkpoints leave out of the rows comes from metrics.jsonl
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert (summary["loss_first"], summary["loss_last"]) == (records[0]["loss"], records[-1]["loss"])
+    assert summary["tokens"] == sum(record["tokens"] for record in records)
 
 
 def test_a_ledger_from_which_charges_are_cut_is_refused(make_run, tmp_path, monkeypatch):

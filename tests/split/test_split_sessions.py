@@ -26,6 +26,7 @@ from phalanx.split.channel.resend_window import TRIES
 from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, mask_linears, process_pads
 from phalanx.split.processes.local_enclave import OWNER
 from phalanx.split.roles.server import EnclaveServer
+from phalanx.split.training.parts import all_weights
 from phalanx.testing import SplitSimulator
 from phalanx.train.engines.split_engine import LocalClients, SplitEngine
 
@@ -278,6 +279,20 @@ def release_adapters(session, step):
     session.lead.prepare_release()
     keep_state(session)
     return session.lead.request_release(step)[1]
+
+
+def test_with_noise_the_owner_gets_no_digest_of_weights_that_have_none(source, tmp_path):
+    policy = ReleasePolicy(min_clients=2, clip_norm=10.0, noise_multiplier=1.0)
+    with House(source, tmp_path, release=policy).open() as session:
+        beginning = session.lead.request_weights_digest()
+        session.train_turn(0)
+        after_a_step = session.lead.request_weights_digest()
+        released = release_adapters(session, 1)
+        after_the_release = session.lead.request_weights_digest()
+
+    # whoever knows all texts but one could try the last one against a digest of what they make
+    assert after_a_step == beginning
+    assert after_the_release == weights_digest(all_weights(source, released.items()))
 
 
 def test_an_owner_that_puts_back_the_state_of_before_a_release_gets_no_second_one(source, tmp_path):

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from phalanx.errors import ConfigError
 from phalanx.federated.algorithms import PlainRule
 from phalanx.models import open_model
+from phalanx.optimizers import learning_rate
 from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.train.batches.site_data import SharedTexts
 from phalanx.train.parties.site_process import _open_site
@@ -115,6 +116,30 @@ def test_a_further_run_from_a_sites_directory_neither_reads_nor_removes_the_pers
     assert kept and all(file.read_bytes() == data for file, data in kept.items())
     (tmp_path / "keys" / "north" / "state").rename(tmp_path / "elsewhere")
     assert losses == train_rounds(further, (3,))
+
+
+@pytest.mark.slow
+def test_a_further_run_from_a_sites_directory_has_a_pipeline_of_its_own(place, tmp_path):
+    path, run_file = place("conversations", "conversations"), tmp_path / "run.toml"
+    stages = "[pipeline]\nstages = 3\n[guard]\nshadow = 'lockstep'\nkeep_states = 0\n"
+    first = run_file.read_text() + stages
+    further = first.replace("lr = 1e-2", "lr = 2e-2")
+    assert further != first
+
+    def train_round(text):
+        run_file.write_text(text)
+        file, run, identity = read_site(path)
+        with _open_site(file, run, identity, terms_of(run, identity, tmp_path / "keys"), lambda line: None) as site:
+            modules = site._trainer._modules.trained_parameters
+            start = {name: parameter.detach().clone() for name, parameter in modules.items()}
+            rate = learning_rate(run.optimizer, 0, run.train.steps)
+            site._trainer.train_round(1, start, rate, PlainRule(None, start))
+
+    train_round(first)
+    train_round(further)
+
+    logs = [log.read_text() for log in (tmp_path / "keys" / "north" / "state").rglob("pipeline/events.jsonl")]
+    assert [log.count('"kind":"run_started"') for log in logs] == [1, 1]
 
 
 def test_the_reference_of_pairs_is_at_the_site_that_has_them(place, tmp_path):

@@ -108,6 +108,20 @@ def resumes_run(run_dir: Path, environment: Mapping[str, str]) -> bool:
     return _RANK in environment and (started_again or GO_ON in environment) and holds_run(run_dir)
 
 
+def count_returns(run_dir: Path, step: int) -> int:
+    """Count how often the run in a directory has gone back to a step's checkpoint by ``--from-step``."""
+    log, entry = run_dir / "events.jsonl", f'{{"body":{{"step":{step}}},"kind":"older_accepted"'.encode()
+    if not log.exists():
+        return 0
+    with log.open("rb") as file:
+        return sum(line.startswith(entry) for line in file)
+
+
+def has_returned(run_dir: Path, step: int, environment: Mapping[str, str]) -> bool:
+    """Whether torchrun starts a rank again that has gone back to a step: its command line says so each time."""
+    return int(environment.get(_STARTED_AGAIN, "0")) > 0 and count_returns(run_dir, step) > 0
+
+
 class StartSizes:
     """The number of ranks of the next start: as many as before, and fewer when that came to nothing twice.
 

@@ -110,7 +110,8 @@ class Site:
         self._shapes: Shapes = trainer.trained_shapes()
         has_controls = terms.config.algorithm.kind == "scaffold"
         # by run: a site may take part in several from one directory
-        self._controls = RoundWeights(directory / "controls" / terms.run, self._shapes) if has_controls else None
+        controls = directory / "controls" / (terms.kept_as or terms.run)
+        self._controls = RoundWeights(controls, self._shapes) if has_controls else None
         privacy, noisy = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
         self._budget = None if privacy is None or noisy is None else SiteBudget(directory, noisy, privacy)
         # beside noise each sum is paid for, whoever is in it

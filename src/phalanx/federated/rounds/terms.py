@@ -22,6 +22,8 @@ class RunTerms:
     Attributes:
         rows: Budget of the training rows of each site, which it draws and counts by itself; None where sites train
             without noise.
+        kept_as: Name under which a site keeps control variates of the run; its name `run` when empty, which is another
+            one after a resume that changes the run file.
     """
 
     run: str
@@ -32,6 +34,7 @@ class RunTerms:
     roster: Mapping[str, Peer]
     rounds: int
     rows: PrivacyConfig | None = None
+    kept_as: str = ""
 
     def noisy_rounds(self, length: int) -> NoisyRounds | None:
         """Return the noisy sums of the run, of so many values; None where sites bring no noise."""

@@ -358,7 +358,9 @@ class RankTrainer:
 
     def _seed_step(self, step: int) -> None:
         seed_dropout(self._recipe, step, self._domain)
+        shared_seed = _dropout_seed(self._recipe, step, (self._domain.pp, self._domain.copy_index, "shared"))
         for part in self._parts:
+            part.begin_step(shared_seed)
             if part.stage.embedding_noise is not None:
                 part.stage.embedding_noise.begin_step(self._recipe.seed, step)
 
@@ -404,8 +406,12 @@ def seed_dropout(recipe: RankRecipe, step: int, domain: Domain) -> None:
     """Seed the dropout of a step, by the run's seed, the step and the rank's place."""
     # ranks that do the same work must drop the same numbers
     place = (domain.pp, domain.copy_index, domain.tp if recipe.parallel.sequence_parallel else 0)
+    torch.manual_seed(_dropout_seed(recipe, step, place))
+
+
+def _dropout_seed(recipe: RankRecipe, step: int, place: tuple[int | str, ...]) -> int:
     text = f"phalanx parallel {recipe.seed} {step} {place}"
-    torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 def _outer_step(held: Sequence[RankParameter], domain: Domain) -> OuterStep | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -82,6 +83,7 @@ class StagePart(nn.Module):
         self._domain = domain
         self._narrow = narrow
         self._cuts_sequence = config.sequence_parallel
+        self._embedding_seed = 0
         # masks and tables are made by the config as it was, whatever kernel runs
         self._tables_by = copy.deepcopy(stage.hub_config)
         self.cut: TensorCut = cut_stage(stage, domain.tensors, cuts_sequence=self._cuts_sequence)
@@ -91,6 +93,10 @@ class StagePart(nn.Module):
         if config.compile:
             compile_blocks(stage)
         self._run = recompute_function(run_block, config.activation_checkpointing)
+
+    def begin_step(self, seed: int) -> None:
+        """Seed the dropout of a step's embeddings; tensor parallel ranks that share the sequence have one seed."""
+        self._embedding_seed = seed
 
     @property
     def num_slices(self) -> int:
@@ -144,9 +150,23 @@ class StagePart(nn.Module):
     def _embed_ids(self, ids: Tensor, pattern: AttentionPattern) -> Tensor:
         # every rank looks up the whole row: positions count from its beginning, or from that of a document
         ids = self.stage.with_prompt(ids)
-        hidden = self.stage.family.embed(self.stage.trunk, ids, self.stage.num_virtual_tokens, pattern)
+        with self._drop_alike():
+            hidden = self.stage.family.embed(self.stage.trunk, ids, self.stage.num_virtual_tokens, pattern)
         hidden = self._own_positions(hidden).contiguous()
         return keep_slice(hidden, _SEQUENCE, self._domain.tensors) if self._cuts_sequence else hidden
+
+    @contextlib.contextmanager
+    def _drop_alike(self) -> Iterator[None]:
+        """Drop the same numbers of an embedding on all ranks that share the sequence: each gets the gradient of all."""
+        if not self._cuts_sequence:
+            yield
+            return
+        device = self._domain.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(self._embedding_seed)
+            yield
+        # the next microbatch drops others
+        self._embedding_seed += 1
 
     def _finish_hidden(self, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
         hidden = self.stage.without_prompt(hidden)

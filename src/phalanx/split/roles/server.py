@@ -411,9 +411,8 @@ class EnclaveServer:
     # --- the end ----------------------------------------------------------------------------------
 
     def _send_weights_digest(self, sender: str, message: say.WeightsRequest, item: CheckedFrame) -> None:
-        self._post_message(
-            sender, say.WeightsReply(digest=weights_digest(all_weights(self._source, self._trainer.trained_weights())))
-        )
+        weights = self._releasing.digested_weights(self._trainer.trained_weights())
+        self._post_message(sender, say.WeightsReply(digest=weights_digest(all_weights(self._source, weights))))
 
     def _prepare_release(self, sender: str, message: say.PermitRequest, item: CheckedFrame) -> None:
         """Permit a release and count it. It leaves once a state that counts it is kept, and all before that are void.

@@ -58,6 +58,14 @@ class ReleaseMaker:
         latest = None if self.gate is None else self.gate.repeatable_release
         return None if latest is None else (latest, dict(self._base))
 
+    def digested_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        """Return what the owner may have a digest of, by which guesses of one text can be tried.
+
+        With noise that is what has left, and what the run began with as long as nothing has.
+        """
+        has_noise = self._policy is not None and self._policy.noise_multiplier is not None
+        return self._base.items() if has_noise else weights
+
     def release_state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Return the released tensors and the metadata of the gate, for a sealed state."""
         if self.gate is None:

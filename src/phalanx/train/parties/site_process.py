@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from phalanx.child import PARENT, die_with_parent, write_stacks_on_request
@@ -41,7 +42,7 @@ from phalanx.train.setup.stage_source import RoundLibrary, RoundModules
 from phalanx.train.setup.whole_model import load_whole_model
 
 DIRECTORY = "pipeline"
-"""Inside a site's own directory: log, evidence and keys of its pipeline, as a run directory has them."""
+"""Inside a site's own directory of a run: log, evidence and keys of its pipeline, as a run directory has them."""
 
 
 class RoundsInStages:
@@ -153,10 +154,11 @@ def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: Run
     schedule = SiteSchedule(
         run.optimizer, terms.config.local_steps, run.train.draws_per_step, run.train.microbatches, run.train.seed
     )
+    kept = file.run_directory(terms.run)
     with contextlib.ExitStack() as stack:
         trainer: LocalTrainer
         if isinstance(run, FederatedPipelineRun):
-            trainer = stack.enter_context(staged_trainer(run, source, data, schedule, file.site_directory))
+            trainer = stack.enter_context(staged_trainer(run, source, data, schedule, kept))
         elif isinstance(run, FederatedRankRun):
             paths = (file.run, file.kept_directory / "models", file.site_directory / "ranks")
             rows = site_rows(run, data, identity, file.site_directory)
@@ -167,11 +169,14 @@ def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: Run
                 site_rows(run, data, identity, file.site_directory),
             )
             private = None if rows is None else PrivateSteps(model, rows, schedule)
-            trainer = SiteTrainer(model, data, schedule, file.run_directory(terms.run), private)
+            trainer = SiteTrainer(model, data, schedule, kept, private)
         length = num_values(dict(trainer.trained_shapes()))
         for outlook in noise_outlooks(run, length, data.num_sequences):
             for line in (*outlook.describe_budget(), *filter(None, [outlook.noise_warning()])):
                 say(line)
+        if kept == file.site_directory:
+            # all of it is of one run, whose file may change at a resume
+            terms = replace(terms, kept_as="run")
         yield Site(identity, terms, trainer, RoundFile(file.site_directory), file.site_directory, say)
 
 

@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import CheckpointError, CutLogError
 from phalanx.pipeline import Observe
 from phalanx.security.audit import AuditLog
-from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, StepReading
+from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, StepReading, read_metrics
 from phalanx.telemetry.progress import Kind, ShownParties
 from phalanx.train.batches.preferences import PreferenceScores
 from phalanx.train.batches.scores import Scores, ValidationResult, validation_row
@@ -189,6 +189,20 @@ class RunningTotals:
         if math.isfinite(result.loss):
             self.loss_first = result.loss if self.loss_first is None else self.loss_first
             self.loss_last = result.loss
+
+    def to_json(self, *, is_private: bool) -> dict[str, Any]:
+        """Return the totals for a checkpoint; of private rows nothing that depends on which were drawn."""
+        untold: dict[str, Any] = {"tokens": 0, "wall_s": 0.0, "loss_first": None, "loss_last": None}
+        return asdict(self) | (untold if is_private else {})
+
+    def complete_from(self, metrics: Path) -> None:
+        """Take from `metrics.jsonl` what a checkpoint of private rows has left out."""
+        if self.wall_s or not metrics.exists():
+            return
+        rows = [row for row in read_metrics(metrics) if row["step"] <= self.last_step]
+        losses = [row["loss"] for row in rows if row["loss"] is not None]
+        self.tokens, self.wall_s = sum(row["tokens"] for row in rows), sum(row["wall_s"] for row in rows)
+        self.loss_first, self.loss_last = (losses[0], losses[-1]) if losses else (None, None)
 
     def load_json(self, saved: dict[str, Any]) -> None:
         """Take over the totals of earlier sessions."""

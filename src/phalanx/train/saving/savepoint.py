@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class RunProgress:
         return {
             "loader": self.loader.position_state(),
             "figures": self.figures.to_json(),
-            "totals": asdict(self.totals),
+            "totals": self.totals.to_json(is_private=self.figures.budget is not None),
         }
 
     def load_progress(self, state: Mapping[str, Any]) -> None:
@@ -242,6 +242,7 @@ class Savepoint:
                     f"has {self._run.train.steps}; use an older checkpoint"
                 )
         metrics.truncate_after(start - 1)
+        self._progress.totals.complete_from(metrics.path)
         return start
 
     def _open_verified(self, path: Path) -> Checkpoint:

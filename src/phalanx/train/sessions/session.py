@@ -123,6 +123,7 @@ class Session:
                 state = PastRun(home.path).open_verified(newest).state
                 figures.load_json(state["figures"])
                 totals.load_json(state["totals"])
+                totals.complete_from(home.path / "metrics.jsonl")
             figures.wall_s, figures.final_weights_digest = totals.wall_s, history.final_weights_digest
             figures.status = "interrupted" if figures.final_weights_digest is None else "completed"
             context = SessionContext(

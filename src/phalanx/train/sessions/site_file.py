@@ -88,7 +88,11 @@ class SiteFile(StrictModel):
         return Path(self.identity) / "state" if self.directory is None else Path(self.directory)
 
     def run_directory(self, run: str) -> Path:
-        """Where the personal weights of one run are; a site of its own owner takes part in several runs."""
+        """Where what is of one run alone is: personal weights, and log and keys of a pipeline.
+
+        A site of its own owner takes part in several runs; of a site that the run's owner starts the directory is in
+        that of the run, whose file may change at a resume.
+        """
         return self.site_directory if self.socket is None else self.site_directory / "runs" / run
 
     @property

@@ -281,8 +281,8 @@ class RunningSplit:
         """Record the digest of the weights, release adapters, and compare transcripts of both ends."""
         self.tell_costs()
         context, figures, lead = self._context, self._context.figures, self._lead
-        figures.final_weights_digest = lead.request_weights_digest()
         self._release_adapters()
+        figures.final_weights_digest = lead.request_weights_digest()
         statements = lead.compare_transcripts(enclave_of(context.home))
         if statements:
             text = {
