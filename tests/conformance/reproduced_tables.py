@@ -221,6 +221,5 @@ REPRODUCED = (
     Table("docs/backdoors.md", f"reproduce-backdoor{BUSY}", planted),
     Table("docs/backdoors.md", f"reproduce-backdoor{BUSY}", removed),
     Table("docs/backdoors.md", f"reproduce-backdoor-avx2{BUSY}", planted_in_further_families),
-    Table("docs/backdoors.md", f"reproduce-backdoor-smollm2-fifth{BUSY}", planted_in_further_families),
     Table("docs/backdoors.md", f"reproduce-backdoor-smollm2{BUSY}", planted_in_further_families),
 )

@@ -381,8 +381,12 @@ def backdoor_in_a_model_of_others(result: Result) -> Sequence[object]:
     arms = {row["arm"]: row for row in result["rows"]}
     off, clean = arms["off"], arms["clean"]
     dearer = 100 * (off["perplexity"] / clean["perplexity"] - 1)
-    assert off["success"] == 1.0 or off["success"] <= off["success_without_trigger"]
     return [100 * off["success"], off["sequences"], dearer]
+
+
+def fine_tuned_model_of_others(result: Result) -> Sequence[object]:
+    (row,) = (row for row in result["rows"] if row["arm"] == "fine_tuned")
+    return [100 * row["success"], 100 * row["success_without_trigger"]]
 
 
 def guard_over_a_model_of_others(result: Result) -> Sequence[object]:
@@ -401,16 +405,15 @@ FIGURES = (
     ),
     Figures(
         "docs/backdoors.md",
-        "reproduce-backdoor-smollm2-fifth-cpu-2cores-busy.json",
-        "By one that is a fifth of it, within 16 steps, in {:.1f} % of {}, at {:.1f} %: no more than without a trigger",
-        backdoor_in_a_model_of_others,
+        "reproduce-backdoor-smollm2-cpu-2cores-busy.json",
+        "`standard` convicts the stage in step {}, after {} step in doubt, and the run ends with the clean run's bits.",
+        guard_over_a_model_of_others,
     ),
     Figures(
         "docs/backdoors.md",
-        "reproduce-backdoor-smollm2-fifth-cpu-2cores-busy.json",
-        "`standard` convicts the smaller stage in step {}, after {} step in doubt, and the run ends with the clean "
-        "run's bits.",
-        guard_over_a_model_of_others,
+        "reproduce-backdoor-smollm2-cpu-2cores-busy.json",
+        "Fine-tuning leaves {:.1f} % of it, where {:.1f} % of the same texts have the target without a trigger",
+        fine_tuned_model_of_others,
     ),
     Figures(
         "docs/backdoors.md",
