@@ -8,7 +8,7 @@ import pytest
 from phalanx.cli import run_command
 from phalanx.config import canonical_json
 from phalanx.errors import ConfigError
-from phalanx.launch import DomainLaunch, Nodes, has_returned, is_supervised_here, resumes_run, supervise_domain
+from phalanx.launch import DomainLaunch, Nodes, find_open_return, is_supervised_here, resumes_run, supervise_domain
 from phalanx.launch.domain import StartSizes
 from phalanx.launch.domain_local import LeadProcess
 from phalanx.launch.domain_ray import ActorMachine, RayRanks, describe_domain_ray, rank_bundles, rank_environments
@@ -144,10 +144,10 @@ def test_a_rank_0_that_died_before_it_went_back_is_asked_again_to_and_then_no_mo
 def test_torchrun_which_repeats_the_command_line_takes_no_run_back_twice(tmp_path):
     run_dir, again = begun(tmp_path) / "run", {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"}
 
-    assert not has_returned(run_dir, 4, again)
+    assert find_open_return(run_dir, 4, again) == 4
     go_back(tmp_path, 4)
-    assert has_returned(run_dir, 4, again)
-    assert not has_returned(run_dir, 4, {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"})
+    assert find_open_return(run_dir, 4, again) is None
+    assert find_open_return(run_dir, 4, {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}) == 4
 
 
 def test_train_keeps_its_ranks_unless_somebody_else_does(tmp_path):

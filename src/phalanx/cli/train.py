@@ -85,17 +85,15 @@ def train(
         join_as_rank(run, run_dir)
         return Answer({"follows": True})
     if isinstance(run, DomainRun):
-        from phalanx.launch import DomainLaunch, has_returned, is_supervised_here, resumes_run, supervise_domain
+        from phalanx.launch import DomainLaunch, find_open_return, is_supervised_here, resumes_run, supervise_domain
 
         domain = DomainLaunch(run_file, overrides, run_dir, resume=resume, ranks=ranks)
         if is_supervised_here(run, os.environ):
             code = supervise_domain(domain, from_step=from_step, from_run=from_run)
             return Answer(summary_of(domain.run_dir), code)
         if resumes_run(domain.run_dir, os.environ):
-            # torchrun repeats the command line of the first start
             resume, from_run = True, None
-            if from_step is not None and has_returned(domain.run_dir, from_step, os.environ):
-                from_step = None
+            from_step = find_open_return(domain.run_dir, from_step, os.environ)
     with _card_of_failure(run_dir or default_directory(run)):
         if cutter is not None:
             summary = cutter.train_sessions(resume=resume, from_step=from_step, from_run=from_run)

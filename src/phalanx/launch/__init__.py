@@ -3,7 +3,7 @@
 from phalanx.launch.domain import (
     DomainLaunch as DomainLaunch,
     as_domain as as_domain,
-    has_returned as has_returned,
+    find_open_return as find_open_return,
     resumes_run as resumes_run,
     is_supervised_here as is_supervised_here,
 )

@@ -117,9 +117,10 @@ def count_returns(run_dir: Path, step: int) -> int:
         return sum(line.startswith(entry) for line in file)
 
 
-def has_returned(run_dir: Path, step: int, environment: Mapping[str, str]) -> bool:
-    """Whether torchrun starts a rank again that has gone back to a step: its command line says so each time."""
-    return int(environment.get(_STARTED_AGAIN, "0")) > 0 and count_returns(run_dir, step) > 0
+def find_open_return(run_dir: Path, step: int | None, environment: Mapping[str, str]) -> int | None:
+    """Return the step of ``--from-step``; None where torchrun repeats the option to a run that has gone back to it."""
+    started_again = int(environment.get(_STARTED_AGAIN, "0")) > 0
+    return None if step is None or (started_again and count_returns(run_dir, step)) else step
 
 
 class StartSizes:

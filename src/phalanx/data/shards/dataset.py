@@ -1,7 +1,6 @@
 """A dataset that is opened to be read: its manifest, its tokens and its documents, all verified."""
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,8 @@ from phalanx.data.shards.manifest import (
 from phalanx.data.shards.merkle import abbreviate_digests, tree_root
 from phalanx.data.shards.records import DOCUMENT, INDEX, MAX_ENTRY_BYTES, START, DocumentEntry
 from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey, SealRecord
-from phalanx.errors import DataError
+from phalanx.errors import DataError, DiskError
+from phalanx.security.crypto import replace_file
 
 _MAX_KEY_BYTES = 64 * 1024
 _NODE = np.dtype("V32")
@@ -293,16 +293,11 @@ def rewrap_data_key(directory: Path, old: SealKey, new: SealKey) -> str:
     if record is None:
         raise DataError(f"{directory}: is not encrypted and has no key to change")
     content = _open_seal(directory, record, old).wrapped_key(new)
-    path, spare = directory / WRAPPED_KEY_FILE, directory / f"{WRAPPED_KEY_FILE}.new"
     try:
-        with spare.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
         # whole, old or new, whatever happens
-        spare.replace(path)
-    except OSError as exc:
-        raise DataError(f"{path}: cannot be written ({exc.strerror}); the old key still opens it") from exc
+        replace_file(directory / WRAPPED_KEY_FILE, content, 0o666)
+    except DiskError as exc:
+        raise DataError(f"{exc}; the old key still opens it") from exc
     return new.name
 
 
