@@ -1,7 +1,6 @@
 """Attacks on what training tells of its rows: each wins where nothing defends, and no proof is above what is quoted."""
 
 import math
-import os
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from phalanx.lab.bench.alone.privacy_attacks import (
 from phalanx.parallel.privacy.row_gradients import RowGradients
 from phalanx.redteam.epsilon_bound import bound_from_many_runs, bound_from_one_run
 from phalanx.security.privacy import PoissonGaussian, PrivacyConfig, SecureStream, gaussian_noise
+from seeded_entropy import bytes_from
 
 need_module("opacus", "needs the extra `dp`")
 
@@ -59,27 +59,27 @@ def test_what_a_sum_says_of_all_its_clients_finds_this_much_of_one():
     assert recall_from_sum([texts[0], texts[1]], texts[0]) == (pytest.approx(4 / 3), 1.5)
 
 
-def step_with(row, noise):
+def step_with(row, noise, draw_key):
     """One step's sum over eight quiet rows and, or not, one loud row; its projection on that row."""
     module = nn.Linear(4, 1, bias=False)
     rows = torch.cat([torch.full((8, 4), 0.01), *([row[None]] if row is not None else [])])
     gradients = RowGradients(module, PrivacyConfig(epsilon=1.0, delta=DELTA, clipping="hooks"))
     total = gradients.zero_total()
     gradients.add_rows(lambda numbers: module(rows[numbers]).squeeze(1), torch.arange(len(rows)), total)
-    drawn = gaussian_noise(SecureStream(os.urandom(32)), 4, noise)
+    drawn = gaussian_noise(SecureStream(draw_key(32)), 4, noise)
     return float((total[0] + torch.from_numpy(drawn))[0, 0])
 
 
 @pytest.mark.slow
 def test_steps_with_and_without_one_row_prove_no_more_than_is_quoted_and_without_noise_everything():
-    loud = torch.tensor([100.0, 0.0, 0.0, 0.0])
+    loud, draw_key = torch.tensor([100.0, 0.0, 0.0, 0.0]), bytes_from(7)
     quoted = PoissonGaussian(1.0, 1.0).epsilon_after(1, DELTA)
 
-    absent, present = ([step_with(row, 1.0) for _ in range(600)] for row in (None, loud))
+    absent, present = ([step_with(row, 1.0, draw_key) for _ in range(600)] for row in (None, loud))
     proved = bound_from_many_runs(absent, present, DELTA)
 
     assert 0.5 < proved <= quoted
-    bare = bound_from_many_runs([step_with(None, 0.0)] * 600, [step_with(loud, 0.0)] * 600, DELTA)
+    bare = bound_from_many_runs([step_with(None, 0.0, draw_key)] * 600, [step_with(loud, 0.0, draw_key)] * 600, DELTA)
     assert bare > quoted
 
 
