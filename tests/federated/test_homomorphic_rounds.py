@@ -129,6 +129,10 @@ def other_bytes(items):
     return pack_items([(header, part[:-1] + bytes([part[-1] ^ 1])) for header, part in items])
 
 
+def other_signature(items):
+    return pack_items([(header[:-3] + (b'1"}' if header[-3:] == b'0"}' else b'0"}'), part) for header, part in items])
+
+
 FORGERIES = {
     "nothing": lambda data: b"",
     "cut": lambda data: data[:-1],
@@ -139,7 +143,7 @@ FORGERIES = {
     "short ciphertext": spoiled(lambda items: pack_items([(header, part[:5000]) for header, part in items])),
     "other ciphertext": spoiled(other_bytes),
     "no signature": spoiled(lambda items: pack_items([(b"{}", part) for _, part in items])),
-    "signature of none": spoiled(lambda items: pack_items([(header[:-3] + b'0"}', part) for header, part in items])),
+    "signature of none": spoiled(other_signature),
     "no header": spoiled(lambda items: pack_items([(b"", part) for _, part in items])),
     "endless": lambda data: b"\xff" * 4 + data[4:],
     "endless header": lambda data: data[:4] + b"\xff" * 12 + data[16:],

@@ -214,7 +214,8 @@ def test_what_an_encrypted_run_keeps_is_encrypted_and_opens_with_the_key_of_its_
     other.rename(key)
     assert command_line(["checkpoint", "export", "runs/first", "again"]) == 0
     assert files_of(home / "again") == files_of(home / "out")
-    (kept / "model.sealed").write_bytes((kept / "model.sealed").read_bytes()[:-1] + b"\0")
+    sealed = (kept / "model.sealed").read_bytes()
+    (kept / "model.sealed").write_bytes(sealed[:-1] + bytes([sealed[-1] ^ 1]))
     code, error = refused(["checkpoint", "export", "runs/first", "more"], capfd)
     assert (code, error["code"], Path(error["file"]).name) == (3, "PHX-I058", "model.sealed")
 
