@@ -160,6 +160,17 @@ def test_names_that_a_model_found_beforehand_are_masked_the_longest_first():
     assert found.text == "<name> wrote it. <name> did, Adam did not."
 
 
+@pytest.mark.parametrize("action", ["mask", "tag", "drop"])
+def test_a_document_whose_names_nobody_looked_for_is_dropped(action):
+    others = dict.fromkeys(("email", "phone", "ip", "card", "iban", "national_number"), "leave")
+    text, names = "Ada wrote it.", {**others, "name": action, "names_field": "people"}
+
+    dropped = Drop(RuleReason("pii name", "no field", "people"))
+    assert [judge(text, fields, **names) for fields in ({}, {"people": 3}, {"person": "Ada"})] == [dropped] * 3
+    assert judge(text, {"people": ""}, **names) is None
+    assert judge(text, {"people": "Ada"}, **names) not in (None, dropped)
+
+
 @pytest.mark.parametrize(
     ("names", "text", "shown"),
     [

@@ -62,7 +62,8 @@ class PiiConfig(RuleSettings):
 
     A mask is the kind in angle brackets: ``<email>``, ``<phone>``, ``<ip>``, ``<card>``, ``<iban>``,
     ``<national_number>``, ``<name>``. Names take a model, and none is carried here: let one run beforehand write the
-    names that it found in a record, separated by semicolons, into the field that `names_field` says.
+    names that it found in a record, separated by semicolons, into the field that `names_field` says. A document that
+    no such text came with is dropped, for nobody has looked for its names.
     """
 
     kind: Literal["pii"] = "pii"
@@ -120,6 +121,8 @@ class Pii:
 
     def judge_page(self, page: Page) -> Outcome:
         """Drop at the first kind that drops; else mask all that is found, or tag with how often."""
+        if self._names_field is not None and not isinstance(page.fields.get(self._names_field), str):
+            return Drop(RuleReason("pii name", "no field", self._names_field))
         spans = [span for span in find_personal_data(page.text, self._page_names(page)) if span.kind in self._actions]
         if not spans:
             return None
@@ -133,8 +136,8 @@ class Pii:
         return Edit(mask_spans(page.text, spans), len(spans), RuleReason("pii", summary))
 
     def _page_names(self, page: Page) -> list[str]:
-        names_value = page.fields.get(self._names_field) if self._names_field is not None else None
-        names = {name.strip() for name in names_value.split(";")} if isinstance(names_value, str) else set()
+        names_value = str(page.fields[self._names_field]) if self._names_field is not None else ""
+        names = {name.strip() for name in names_value.split(";")}
         # the longest first: a surname alone must not cut a full name in two
         return sorted((name for name in names if name), key=lambda name: (-len(name), name))
 
