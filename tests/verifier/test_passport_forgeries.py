@@ -596,6 +596,32 @@ def test_a_model_of_a_run_without_adapter_is_never_called_a_part_of_it(tmp_path:
         verify_passport(forger.write_sealed(tmp_path / "forged"), OWNER, model=home)
 
 
+def test_tensors_of_a_merged_model_are_never_said_to_be_signed_by_the_run(tmp_path: Path) -> None:
+    home = shutil.copytree(MODEL, tmp_path / "model")
+    data = bytearray((home / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (home / "model.safetensors").write_bytes(data)
+    forger, weights = Forger(), digest_weights(home)
+    sign_model_anew(forger, home)
+    forger.facts["model"] |= {"weights": weights, "is_whole": False}
+    for name in (EVALUATION, "tests/redteam.dsse.json"):
+        forger.change_statement(
+            name, lambda s: s["predicate"]["configuration"][0]["annotations"].update(weights=weights)
+        )
+    statement = payload_of(forger.members[PROVENANCE])
+    run_file = statement["predicate"]["buildDefinition"]["externalParameters"]["run_file"]
+    run_file["model"]["adapter"] = {"rank": 4}
+    forger.change_statement(
+        PROVENANCE, lambda s: s["predicate"]["buildDefinition"]["externalParameters"].update(run_file=run_file)
+    )
+    change_line("run_started", lambda body: body.update(config_digest=sha256(canonical(run_file))))(forger)
+
+    findings = verify_passport(forger.write_sealed(tmp_path / "merged"), OWNER, model=home)
+
+    assert findings.rows["model's files"] == "as signed; tensors have the digest that the owner states"
+    assert any("is the owner's word" in remark and "merged" in remark for remark in findings.remarks)
+
+
 def test_a_config_that_the_owner_has_changed_is_named_as_the_owners_word(tmp_path: Path) -> None:
     """With another config the same tensors are another model, and the log signs the tensors alone."""
     home = shutil.copytree(MODEL, tmp_path / "model")

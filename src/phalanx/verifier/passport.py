@@ -256,7 +256,8 @@ class _PassportReader:
         if stated["has_plain_names"]:
             is_same = digest_weights(directory) == weights
             require(is_same, f"{directory}: the tensors are not those of the run")
-            findings.rows["model's files"] = "as signed; tensors have the digest that the run signed at its end"
+            whose = "run signed at its end" if weights == self._log.weights else "owner states"
+            findings.rows["model's files"] = f"as signed; tensors have the digest that the {whose}"
         else:
             findings.rows["model's files"] = "as signed"
             findings.doubts.append("its tensors have other names than the run's: `phalanx model verify` compares them")
