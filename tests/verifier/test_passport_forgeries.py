@@ -537,6 +537,34 @@ def test_a_head_of_another_run_or_of_nobody_is_refused() -> None:
             verify_passport(SMALL, OWNER, heads=[canonical({**head, **change})])
 
 
+def test_a_conviction_for_which_no_evidence_is_named_is_a_doubt(tmp_path: Path) -> None:
+    """The owner could frame anybody by a line of its own."""
+    forger = Forger()
+    lines = forger.lines
+    number = next(number for number, line in enumerate(lines) if line["kind"] == "verdict")
+    framed = {**lines[number]["body"], "party": "worker-2", "evidence": None, "evidence_sha256": None}
+    forger.write_log([*lines[: number + 1], {**lines[number], "body": framed}, *lines[number + 1 :]])
+    names = ("party", "offence", "step", "evidence", "evidence_sha256")
+    forger.facts["verdicts"].append({name: framed.get(name) for name in names})
+
+    findings = verify_passport(forger.write_sealed(tmp_path / "framed"), OWNER)
+
+    assert findings.rows["convicted"] == "worker-1, worker-2"
+    assert "evidence that the log names is not here: none against worker-2" in findings.doubts
+
+
+def test_evidence_in_a_form_that_is_not_read_is_a_doubt(tmp_path: Path) -> None:
+    """It would pass for a proof against whomever the owner names."""
+    forger = Forger()
+    name = name_in(forger, "evidence/")
+    put_evidence(forger, name, {"format": "another/1", "verdict": {}})
+
+    findings = verify_passport(forger.write_sealed(tmp_path / "framed"), OWNER)
+
+    assert findings.rows["evidence"] == "none"
+    assert findings.doubts == [f"{name}: is not judged here, but by `phalanx audit explain`"]
+
+
 def test_evidence_that_was_left_out_is_named(tmp_path: Path) -> None:
     forger = Forger()
     name = name_in(forger, "evidence/")

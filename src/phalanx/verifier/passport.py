@@ -416,7 +416,7 @@ class _PassportReader:
                 data = self._read_data(name)
                 require(sha256(data) == named[name].get("evidence_sha256"), "is another one than the log names")
                 if read_json(data).get("format") != 3:
-                    # of a text or an answer: the log names its digest, `phalanx audit explain` judges it
+                    self._findings.doubts.append(f"{name}: is not judged here, but by `phalanx audit explain`")
                     continue
                 evidence = verify_evidence(data, None, self._read_text(AUTHORITY_FILE))
                 is_session = evidence.session.startswith(f"{log.run}-")
@@ -425,7 +425,8 @@ class _PassportReader:
                 require(is_session, "is of another session than the log's")
                 require(evidence.party == named[name]["party"], "accuses another party than the verdict")
                 shown.append(f"{evidence.party}: {evidence.offence}, {len(evidence.signers)} signatures")
-        missing = sorted(set(named) - set(members))
+        due = {str(body.get("evidence") or f"none against {body['party']}") for body in log.verdicts}
+        missing = sorted(due - set(members))
         if missing:
             self._findings.doubts.append(f"evidence that the log names is not here: {', '.join(missing)}")
         self._findings.rows["evidence"] = "; ".join(shown) or "none"
