@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+import shutil
 
 import pytest
 import torch
@@ -58,6 +59,25 @@ def test_a_site_that_begins_anew_remembers_what_it_released(tmp_path):
 
     with pytest.raises(FailedRoundError):
         sum_without_the_last_site(scene)
+
+
+def test_a_run_file_that_is_run_once_more_has_sums_with_the_same_sites(tmp_path):
+    """Of a new run directory the owner's journal is new, and the sites remember the numbers of the sums before."""
+    scene = scene_of(tmp_path)
+    scene.owner.run_round(1, 0.1)
+    first = scene.w
+    scene.owner.run_round(2, 0.1)
+    shutil.rmtree(tmp_path / "journal")
+    scene.begin_owner()
+    with pytest.raises(FailedRoundError):
+        scene.owner.run_round(1, 0.1)
+
+    # as a session begins, which takes the clock
+    scene.first_sum = 1_000
+    scene.begin_owner()
+    scene.owner.run_round(1, 0.1)
+
+    torch.testing.assert_close(scene.w, first, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("sites", [5, 9])

@@ -220,3 +220,68 @@ def test_a_log_with_work_of_a_convicted_party_in_doubt_is_not_called_proven(make
     assert sentence.startswith("steps 0 to 3 of stage 1 were computed by worker-1, which was convicted")
     assert "NOT that they are right: steps 0 to 3" in told.conclusion
     assert (clean.in_doubt, "NOT" in clean.conclusion) == ((), False)
+
+
+def sign_lines(company, run_dir, change):
+    """Write the log again with other lines, each a kind and a body, as its owner can."""
+    lines = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    (run_dir / "events.jsonl").unlink()
+    with AuditLog(run_dir / "events.jsonl", company._home.owner, "simulation") as log:
+        for kind, body in change([(line["kind"], line["body"]) for line in lines]):
+            log.append_event(kind, body)
+
+
+def test_no_session_begins_behind_steps_without_a_record(make_company):
+    """Nobody has audited what they did to the weights; a first session may begin with another run's state alone."""
+    company = make_company(GuardConfig(**RATES))
+    company.run(2)
+    company.engine.settle_last_step()
+    run_dir = write_log(company)
+    certificate = (run_dir / "owner.pem").read_text()
+    assert verify_run(run_dir).proven == len(verify(run_dir, certificate).proven) == 2
+
+    def begin_late(lines):
+        (kind, opening), *rest = lines
+        return [(kind, {**opening, "step": 1}), *[line for line in rest if line[1].get("step") != 0]]
+
+    def begin_again(lines):
+        (_, opening), *rest, key = lines
+        last = [("run_started", {**opening, "step": 1000, "steps": 1000}), rest.pop()]
+        return [*lines[:1], *rest, *last, key]
+
+    def adopt(lines):
+        return [("adopted", {"run": "another", "step": 1, "manifest": "0" * 64}), *begin_late(lines)]
+
+    def adopt_late(lines):
+        (adopted, opening, *rest) = adopt(lines)
+        return [(opening[0], {**opening[1], "step": 0}), adopted, *rest]
+
+    for change in (begin_late, begin_again, adopt_late):
+        sign_lines(company, write_log(company), change)
+        with pytest.raises(AuditLogError, match="has no record"):
+            verify_run(run_dir)
+        with pytest.raises(RefusedError, match="is missing"):
+            verify(run_dir, certificate)
+
+    sign_lines(company, write_log(company), adopt)
+    remarks = verify_run(run_dir).remarks, verify(run_dir, certificate).remarks
+    assert all("the state of run" in " ".join(sentences) for sentences in remarks)
+
+
+def test_a_resumed_run_without_a_guard_has_a_log_that_is_whole(make_company):
+    """Ranks, sites and clients have no records of steps, so that none is missing where the run goes on."""
+    company = make_company(GuardConfig(**RATES))
+    run_dir = write_log(company)
+    sessions = [
+        ("run_started", {"step": 0, "steps": 6}),
+        ("run_completed", {}),
+        ("run_resumed", {"step": 6, "steps": 9}),
+        ("run_completed", {}),
+    ]
+    sign_lines(company, run_dir, lambda lines: sessions)
+
+    proof, second = verify_run(run_dir), verify(run_dir, (run_dir / "owner.pem").read_text())
+
+    assert (proof.is_guarded, proof.unproven) == (False, ())
+    assert second.is_completed
+    assert second.doubts == [f"line {number}: the guard was off: no step was verified" for number in (1, 3)]

@@ -172,6 +172,19 @@ def test_a_policy_in_the_run_directory_that_was_changed_lets_nothing_out(run_und
         require_release(run_dir)
 
 
+def test_a_summary_that_was_changed_takes_no_doubt_away(run_under):
+    """The summary is not signed: whoever writes there can say what the log does not."""
+    clause = "[release]\nundoubted = true\n"
+    _, guarded = run_under(clause, "[pipeline]\nstages = 4\n", "guarded")
+    _, unguarded = run_under(clause)
+    summary = json.loads((unguarded / "summary.json").read_text())
+    (unguarded / "summary.json").write_text(json.dumps({**summary, "in_doubt": False}))
+
+    require_release(guarded)
+    with pytest.raises(PolicyError, match="no guard says so"):
+        require_release(unguarded)
+
+
 def make_easier(tmp_path):
     """Another policy that the same person has signed, such as last year's."""
     (tmp_path / "ours.toml").write_text('name = "ours"\n')

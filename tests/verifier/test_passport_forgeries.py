@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from phalanx.governance.passport import hash_members, write_bundle
 from phalanx.governance.statements import ModelFiles
 from phalanx.security.crypto import Identity
 from phalanx.verifier.bundle import SEAL
-from phalanx.verifier.forms import RefusedError, canonical, digest, in_domain, sha256
-from phalanx.verifier.passport import verify_passport
+from phalanx.verifier.forms import RefusedError, canonical, digest, in_domain, sha256, shard_leaf, shard_root
+from phalanx.verifier.log import verify
+from phalanx.verifier.passport import list_draws, verify_passport
 from phalanx.verifier.statement import digest_weights
 
 OWNER = Forger().owner.public.public_key.hex()
@@ -304,6 +306,75 @@ def put_export(forger: Forger, **source: Any) -> None:
     forger.members["exports/edge.dsse.json"] = canonical(envelope)
 
 
+def begin_again(kind: str) -> Callable[[Forger], None]:
+    """Steps that nobody has audited, behind an opening that says that they are done."""
+
+    def change(forger: Forger) -> None:
+        lines = forger.lines
+        last = max(number for number, line in enumerate(lines) if line["kind"] == "step")
+        opening = copy.deepcopy(lines[0])
+        opening["kind"], opening["body"]["step"] = kind, opening["body"]["steps"]
+        write_honest_audits(forger, [*lines[:last], opening, *lines[last + 1 :]])
+
+    return change
+
+
+def begin_late(forger: Forger) -> None:
+    lines = forger.lines
+    first = next(number for number, line in enumerate(lines) if line["kind"] == "step" and line["body"]["step"] == 3)
+    lines[0]["body"]["step"] = 3
+    write_honest_audits(
+        forger, [line for line in lines[:first] if line["kind"] not in ("step", "rolled_back")] + lines[first:]
+    )
+
+
+def write_honest_audits(forger: Forger, lines: list[dict[str, Any]]) -> None:
+    """Write the log, and let the seal name the audits and draws that it has."""
+    forger.write_log(lines)
+    events, leaves = (forger.members[name] for name in (EVENTS, LEAVES))
+    with tempfile.TemporaryDirectory() as home:
+        (Path(home) / "events.jsonl").write_bytes(events)
+        (Path(home) / "steps.jsonl").write_bytes(leaves)
+        try:
+            log = verify(Path(home), forger.members["certificates/owner.pem"].decode())
+        except RefusedError:
+            return
+    forger.facts["draws"] = list_draws(log)
+    forger.facts["audits"] = {"recorded": len(log.recorded), "proven": len(log.proven), "signed": log.audits}
+
+
+def other_index(forger: Forger) -> None:
+    """The signer of the data signs a second index of the same dataset, in which a document is missing."""
+    signer = Identity.without_certificate("signer")
+    body = json.loads(forger.members[MANIFEST])["body"]
+    parts = [[part["group"], part["split"]] for part in body["parts"]]
+    true = {"dataset": forger.facts["dataset"], "documents": body["documents"], "index": body["index"]["root"]}
+    records = [bytes.fromhex(digit * 64).ljust(64, b"\0") for digit in "0f"]
+    nodes = [shard_leaf(record) for record in records]
+    false = {**true, "documents": 2, "index": shard_root(nodes).hex()}
+    signed = [
+        signer.sign_data(in_domain("dataset-index/1", canonical({**statement, "parts": parts}))).hex()
+        for statement in (true, false)
+    ]
+    envelope = {"index_signature": signed[0], "signer": signer.public.public_key.hex(), "body": body}
+    envelope["signature"] = signer.sign_data(in_domain("dataset-manifest/1", canonical(body))).hex()
+    forger.members[MANIFEST] = canonical(envelope)
+    proof = {
+        "format": "phalanx-document-proof",
+        "version": 1,
+        "digest": "7" * 64,
+        "leaves": [
+            {"number": number, "path": [nodes[1 - number].hex()], "record": record.hex()}
+            for number, record in enumerate(records)
+        ],
+        "signature": signed[1],
+        "signer": signer.public.public_key.hex(),
+        "statement": {**false, "parts": parts},
+    }
+    del forger.members[name_in(forger, "lineage/")]
+    forger.members[f"lineage/{'7' * 64}.proof.json"] = canonical(proof) + b"\n"
+
+
 OWNERS: dict[str, Callable[[Forger], object]] = {
     # the log
     "the last step has no record": drop_line("step"),
@@ -314,6 +385,9 @@ OWNERS: dict[str, Callable[[Forger], object]] = {
     "another audit key is told": change_line("audit_key_revealed", lambda body: body.update(key="00" * 32)),
     "other final weights": change_line("run_completed", lambda body: body.update(final_weights_digest="0" * 64)),
     "a step counts twice": lambda f: f.write_log([*f.lines[:5], f.lines[4], *f.lines[5:]]),
+    "steps that a second run_started leaves out": begin_again("run_started"),
+    "steps that a run_resumed leaves out": begin_again("run_resumed"),
+    "the first steps are left out": begin_late,
     "other rates of audits": change_line("run_started", lambda body: body["guard"].update(audit_rate=1.0)),
     "another run file": change_line("run_started", lambda body: body.update(config_digest="0" * 64)),
     "another corpus": change_line("run_started", lambda body: body.update(corpus="0" * 64)),
@@ -374,6 +448,7 @@ OWNERS: dict[str, Callable[[Forger], object]] = {
     "an export of another run": foreign_export,
     "an export of another checkpoint": lambda f: put_export(f, checkpoint="0" * 64),
     "an export of other weights": lambda f: put_export(f, weights="0" * 64),
+    "a proof by another index of the data": other_index,
     "a proof about another document": lambda f: f.change_json(
         name_in(f, "lineage/"), lambda proof: proof.update(digest="0" * 64)
     ),
@@ -462,6 +537,34 @@ def test_a_head_of_another_run_or_of_nobody_is_refused() -> None:
             verify_passport(SMALL, OWNER, heads=[canonical({**head, **change})])
 
 
+def test_a_conviction_for_which_no_evidence_is_named_is_a_doubt(tmp_path: Path) -> None:
+    """The owner could frame anybody by a line of its own."""
+    forger = Forger()
+    lines = forger.lines
+    number = next(number for number, line in enumerate(lines) if line["kind"] == "verdict")
+    framed = {**lines[number]["body"], "party": "worker-2", "evidence": None, "evidence_sha256": None}
+    forger.write_log([*lines[: number + 1], {**lines[number], "body": framed}, *lines[number + 1 :]])
+    names = ("party", "offence", "step", "evidence", "evidence_sha256")
+    forger.facts["verdicts"].append({name: framed.get(name) for name in names})
+
+    findings = verify_passport(forger.write_sealed(tmp_path / "framed"), OWNER)
+
+    assert findings.rows["convicted"] == "worker-1, worker-2"
+    assert "evidence that the log names is not here: none against worker-2" in findings.doubts
+
+
+def test_evidence_in_a_form_that_is_not_read_is_a_doubt(tmp_path: Path) -> None:
+    """It would pass for a proof against whomever the owner names."""
+    forger = Forger()
+    name = name_in(forger, "evidence/")
+    put_evidence(forger, name, {"format": "another/1", "verdict": {}})
+
+    findings = verify_passport(forger.write_sealed(tmp_path / "framed"), OWNER)
+
+    assert findings.rows["evidence"] == "none"
+    assert findings.doubts == [f"{name}: is not judged here, but by `phalanx audit explain`"]
+
+
 def test_evidence_that_was_left_out_is_named(tmp_path: Path) -> None:
     forger = Forger()
     name = name_in(forger, "evidence/")
@@ -519,6 +622,32 @@ def test_a_model_of_a_run_without_adapter_is_never_called_a_part_of_it(tmp_path:
 
     with pytest.raises(RefusedError, match="has other weights than the run ended with"):
         verify_passport(forger.write_sealed(tmp_path / "forged"), OWNER, model=home)
+
+
+def test_tensors_of_a_merged_model_are_never_said_to_be_signed_by_the_run(tmp_path: Path) -> None:
+    home = shutil.copytree(MODEL, tmp_path / "model")
+    data = bytearray((home / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (home / "model.safetensors").write_bytes(data)
+    forger, weights = Forger(), digest_weights(home)
+    sign_model_anew(forger, home)
+    forger.facts["model"] |= {"weights": weights, "is_whole": False}
+    for name in (EVALUATION, "tests/redteam.dsse.json"):
+        forger.change_statement(
+            name, lambda s: s["predicate"]["configuration"][0]["annotations"].update(weights=weights)
+        )
+    statement = payload_of(forger.members[PROVENANCE])
+    run_file = statement["predicate"]["buildDefinition"]["externalParameters"]["run_file"]
+    run_file["model"]["adapter"] = {"rank": 4}
+    forger.change_statement(
+        PROVENANCE, lambda s: s["predicate"]["buildDefinition"]["externalParameters"].update(run_file=run_file)
+    )
+    change_line("run_started", lambda body: body.update(config_digest=sha256(canonical(run_file))))(forger)
+
+    findings = verify_passport(forger.write_sealed(tmp_path / "merged"), OWNER, model=home)
+
+    assert findings.rows["model's files"] == "as signed; tensors have the digest that the owner states"
+    assert any("is the owner's word" in remark and "merged" in remark for remark in findings.remarks)
 
 
 def test_a_config_that_the_owner_has_changed_is_named_as_the_owners_word(tmp_path: Path) -> None:

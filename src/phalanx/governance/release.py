@@ -37,6 +37,7 @@ from phalanx.serve import TextModel
 from phalanx.serve.place import checkpoint_place, is_run
 from phalanx.train import PastRun, export_run
 from phalanx.train.records.policy_facts import facts_of_run
+from phalanx.train.records.proof import verify_run
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.verifier.statement import hash_file
 
@@ -182,11 +183,23 @@ def _facts_of_end(past: PastRun, policy: TrainingPolicy, evaluations: Sequence[P
     limited_names = {*policy.release.min_figures, *policy.release.max_figures}
     paths = [*evaluations] or sorted(past.path.glob("evaluation*.json"))
     return EndFacts(
-        is_in_doubt=summary.get("in_doubt"),
+        is_in_doubt=_find_doubt(past, summary.get("in_doubt")) if policy.release.undoubted else None,
         exposure_bits=float(exposure or 0.0) if is_number else None,
         figures=_read_figures(past, policy, paths) if limited_names and paths else {},
         approvals=count_approvals(past.path, policy, _approval_of(past), _releasers_of(past, policy)),
     )
+
+
+def _find_doubt(past: PastRun, stated: bool | None) -> bool | None:
+    """Return whether a step is in doubt; None where no audited step says so.
+
+    Args:
+        stated: Of the summary, which is not signed: it can add a doubt to the log's, and take none away.
+    """
+    proof = verify_run(past.path)
+    if proof.own_log:
+        proof = verify_run(Path(proof.own_log))
+    return True if proof.in_doubt else stated if proof.proven else None
 
 
 def read_summary(past: PastRun) -> dict[str, Any]:

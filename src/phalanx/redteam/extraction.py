@@ -38,9 +38,9 @@ class SpanExtraction:
         """Count the training texts whose span is written; strangers tell how many are guessable."""
         hits, examples = self._count_spans(target, target.members)
         guessed, _ = self._count_spans(target, target.strangers)
-        num_asked, num_others = (len(self._rows(texts)) for texts in (target.members, target.strangers))
+        num_asked, num_others = (len(self._rows(target, texts)) for texts in (target.members, target.strangers))
         if not num_asked or not num_others:
-            reason = f"no text has {self.prefix + self.span} tokens; give longer ones"
+            reason = f"no text has {self.prefix + self.span} tokens before its end; give longer ones"
             return AttackFinding(self.name, reason=reason)
         chance = wilson_interval(guessed, num_others)[1] if guessed else 0.0
         score = Score(hits / num_asked, wilson_interval(hits, num_asked), chance, num_asked, "share of spans", chance)
@@ -53,11 +53,13 @@ class SpanExtraction:
         )
         return AttackFinding(self.name, score, tuple(examples), meaning, {"strangers_share": guessed / num_others})
 
-    def _rows(self, texts: TextSet) -> list[tuple[int, ...]]:
-        return [row for row in texts.rows if len(row) >= self.prefix + self.span]
+    def _rows(self, target: Target, texts: TextSet) -> list[tuple[int, ...]]:
+        """Return the rows with a whole span in one text: no answer goes on behind an end, as rows of a run do."""
+        size, ends = self.prefix + self.span, target.text_model.end_tokens
+        return [row for row in texts.rows if len(row) >= size and ends.isdisjoint(row[:size])]
 
     def _count_spans(self, target: Target, texts: TextSet) -> tuple[int, list[str]]:
-        rows = self._rows(texts)
+        rows = self._rows(target, texts)
         answers = greedy_answers(target.text_model, [row[: self.prefix] for row in rows], self.span)
         hits = [row for row, answer in zip(rows, answers, strict=True) if answer == row[self.prefix :][: self.span]]
         shown = [

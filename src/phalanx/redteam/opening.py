@@ -9,7 +9,7 @@ from pathlib import Path
 from phalanx.align.prompts import read_prompts, read_records
 from phalanx.data import BatchLoader, Corpus, prepare_corpus
 from phalanx.data.sources import CanarySettings
-from phalanx.data.sources.files import note_file_read
+from phalanx.data.sources.files import decode_text, note_file_read
 from phalanx.errors import DataError
 from phalanx.redteam.asking import EndpointAsks, LocalAsks
 from phalanx.redteam.target import Target, TextSet
@@ -143,7 +143,7 @@ def _read_texts(path: Path, model: TextModel, length: int) -> TextSet:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise DataError(f"{path}: has more than {_MAX_FILE_BYTES} bytes; give a sample of the texts")
         note_file_read(path)
-        lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        text = decode_text(path.read_bytes(), str(path))
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror})").with_facts(file=str(path)) from exc
-    return TextSet.from_texts(model.tokenizer, lines, length)
+    return TextSet.from_texts(model.tokenizer, [line for line in text.splitlines() if line.strip()], length)

@@ -209,6 +209,7 @@ class _PassportReader:
         findings.rows["log"] = f"{len(log.lines)} lines, signed, in order; run {log.run}, {seal['status']}"
         findings.rows["audits"] = log.describe_audits()
         findings.doubts += [doubt for doubt in log.doubts if doubt != "lines may be missing at the end"]
+        findings.remarks += log.remarks
         if not log.is_completed:
             findings.doubts.append("the run had not ended when the passport was made")
         findings.rows["convicted"] = ", ".join(sorted({str(body["party"]) for body in log.verdicts})) or "nobody"
@@ -255,7 +256,8 @@ class _PassportReader:
         if stated["has_plain_names"]:
             is_same = digest_weights(directory) == weights
             require(is_same, f"{directory}: the tensors are not those of the run")
-            findings.rows["model's files"] = "as signed; tensors have the digest that the run signed at its end"
+            whose = "run signed at its end" if weights == self._log.weights else "owner states"
+            findings.rows["model's files"] = f"as signed; tensors have the digest that the {whose}"
         else:
             findings.rows["model's files"] = "as signed"
             findings.doubts.append("its tensors have other names than the run's: `phalanx model verify` compares them")
@@ -414,7 +416,7 @@ class _PassportReader:
                 data = self._read_data(name)
                 require(sha256(data) == named[name].get("evidence_sha256"), "is another one than the log names")
                 if read_json(data).get("format") != 3:
-                    # of a text or an answer: the log names its digest, `phalanx audit explain` judges it
+                    self._findings.doubts.append(f"{name}: is not judged here, but by `phalanx audit explain`")
                     continue
                 evidence = verify_evidence(data, None, self._read_text(AUTHORITY_FILE))
                 is_session = evidence.session.startswith(f"{log.run}-")
@@ -423,7 +425,8 @@ class _PassportReader:
                 require(is_session, "is of another session than the log's")
                 require(evidence.party == named[name]["party"], "accuses another party than the verdict")
                 shown.append(f"{evidence.party}: {evidence.offence}, {len(evidence.signers)} signatures")
-        missing = sorted(set(named) - set(members))
+        due = {str(body.get("evidence") or f"none against {body['party']}") for body in log.verdicts}
+        missing = sorted(due - set(members))
         if missing:
             self._findings.doubts.append(f"evidence that the log names is not here: {', '.join(missing)}")
         self._findings.rows["evidence"] = "; ".join(shown) or "none"
@@ -451,8 +454,9 @@ class _PassportReader:
             with _in_member(name):
                 require(self._manifest is not None, "its dataset is not here")
                 proof = check_proof(self._read_data(name), None if self._manifest is None else self._manifest.signer)
-                is_same = self._manifest is not None and proof.dataset == self._manifest.digest
-                require(is_same, "is about another dataset")
+                # its signer could sign another index of the same dataset, in which a document is missing
+                is_same = self._manifest is not None and proof.statement == self._manifest.statement
+                require(is_same, "is about another dataset, or another index of it")
                 places = ", ".join(f"{group}.{split} {number}" for group, split, number in proof.places)
                 rows.append(f"{proof.digest[:16]}... {places or 'is not in the data'}")
                 absent |= set() if proof.places else {proof.digest}

@@ -61,15 +61,19 @@ class RecalledRounds:
 class RoundJournal:
     """Lines in a file of the run directory, and the values of the updates of the round under way.
 
+    Args:
+        first_sum: Number of the first secure sum of this session, at least. Where a run file is run once more, in a new
+            run directory, sites join no sum with a number that they have seen.
+
     Guarantees:
         What a call has noted is on the disk when the call returns. A line that a crash has cut is as if it had not been
         begun. The number of a sum is never given twice.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, first_sum: int = 1) -> None:
         self._path, self._values = directory / _LINES, directory / "updates"
         self._values.mkdir(parents=True, exist_ok=True)
-        self._next_sum = 1 + max((entry["sum"] for entry in self._read_entries() if "sum" in entry), default=0)
+        self._next_sum: int = max([first_sum, *(entry["sum"] + 1 for entry in self._read_entries() if "sum" in entry)])
         self._released: dict[tuple[int, str], list[ReleasedSum]] = {}
         for entry in self._read_entries():
             if "released" in entry:
