@@ -9,7 +9,13 @@ import torch
 from planned_models import PLANNED
 from safetensors import safe_open
 from tiny_models import ARCHITECTURES, Held, build_all, chain, some_ids, whole_model, without_dropout
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 from phalanx.checkpoint.export import RunTokenizer, export_model
 from phalanx.data import ModelTokenizerConfig
@@ -128,6 +134,21 @@ def test_template_special_tokens_and_defaults_of_a_chat_model_are_kept(chat, tmp
         AutoModelForCausalLM.from_pretrained(out, local_files_only=True)(ids).logits,
         chain(build_all(chat, 3), ids),
     )
+
+
+@pytest.mark.parametrize("end_of_turn", [None, 3])
+def test_a_reward_model_whose_texts_are_padded_with_their_end_is_exported_without_padding(chat, tmp_path, end_of_turn):
+    end = end_of_turn or 2
+    chat.hub_config.pad_token_id = end
+    scores = chat.with_head("score")
+    stages = build_all(scores, 2)
+    tokenizer = RunTokenizer(chat.tokenizer_path, 2, of_model=True, end_of_turn=end_of_turn)
+
+    export_model(Held(stages), scores, tmp_path / "out", adapter=None, tokenizer=tokenizer)
+
+    whole = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", local_files_only=True)
+    text = torch.tensor([[4, 5, 6, end]])
+    torch.testing.assert_close(whole(text).logits[0], chain(stages, text)[0, -1], rtol=1e-6, atol=1e-7)
 
 
 def test_an_adapter_takes_the_tokenizer_along_and_names_no_path(chat, tmp_path):

@@ -1,9 +1,13 @@
 """A GGUF file becomes a directory of the hub with the same numbers; it is read where it can do no harm."""
 
 import json
+import math
 import runpy
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import gguf
 import numpy as np
@@ -20,6 +24,7 @@ from transformers import (
 )
 
 from phalanx.cli import run_command as command_line
+from phalanx.errors import ModelError
 from phalanx.models import ModelConfig, gguf_reader, open_model
 from phalanx.models.imported import import_model
 from phalanx.train.entry import cannot_confine
@@ -43,10 +48,10 @@ NAMES = {
 }
 
 
-def whole() -> LlamaForCausalLM:
+def whole(**changes: Any) -> LlamaForCausalLM:
     torch.manual_seed(3)
     heads = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 64}
-    return LlamaForCausalLM(LlamaConfig(**SIZES, **heads, tie_word_embeddings=False)).eval()
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **heads, tie_word_embeddings=False, **changes)).eval()
 
 
 def wide_headed(head_dim: int) -> Qwen3ForCausalLM:
@@ -64,9 +69,21 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_gguf(
-    path: Path, model: LlamaForCausalLM | Qwen3ForCausalLM, kind: gguf.GGMLQuantizationType, head_dim: int | None = None
+    path: Path,
+    model: LlamaForCausalLM | Qwen3ForCausalLM,
+    kind: gguf.GGMLQuantizationType,
+    head_dim: int | None = None,
+    *,
+    lacks: str = "",
+    beside: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    scaling: gguf.RopeScalingType | None = None,
 ) -> None:
-    """Write a model as llama.cpp's own converter does."""
+    """Write a model as llama.cpp's own converter does.
+
+    Args:
+        lacks: A tensor that is left out.
+        beside: Tensors that are added.
+    """
     family = model.config.model_type
     writer = gguf.GGUFWriter(str(path), family)
     if head_dim is not None:
@@ -81,7 +98,10 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(1e-6)
     if family == "llama":
         writer.add_rope_dimension_count(SIZES["hidden_size"] // HEADS)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(model.config.rope_parameters["rope_theta"])
+    if scaling is not None:
+        writer.add_rope_scaling_type(scaling)
+        writer.add_rope_scaling_factor(4.0)
     writer.add_vocab_size(SIZES["vocab_size"])
     pieces = ["<unk>", "<s>", "</s>", "AB", *(chr(33 + number) for number in range(SIZES["vocab_size"] - 4))]
     writer.add_tokenizer_model("gpt2")
@@ -96,6 +116,8 @@ def write_gguf(
 
     def add(name: str, values: np.ndarray) -> None:
         used = plain if values.ndim == 1 else kind
+        if name == lacks:
+            return
         writer.add_tensor(name, gguf.quants.quantize(values, used), raw_dtype=used)
 
     add("token_embd.weight", weights["model.embed_tokens.weight"])
@@ -109,6 +131,8 @@ def write_gguf(
             if family == "llama" and theirs in ("attn_q", "attn_k"):
                 values = interleaved(values, HEADS if theirs == "attn_q" else KV_HEADS)
             add(f"blk.{layer}.{theirs}.weight", values)
+    for name, values in beside.items():
+        add(name, np.array(values, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -215,6 +239,52 @@ def test_a_damaged_gguf_file_is_refused_and_leaves_nothing(tmp_path, damage, cap
     assert code == 3
     assert "[PHX-I038]" in said
     assert "Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def llama3_factors(theta: float, factor: float) -> list[float]:
+    """What llama.cpp's converter divides the frequencies of Llama 3.1 and later by."""
+    size, factors = SIZES["hidden_size"] // HEADS, []
+    for place in range(0, size, 2):
+        wavelength = 2 * math.pi * theta ** (place / size)
+        smooth = (8192 / wavelength - 1) / 3
+        factors.append(1 / min(max((1 - smooth) / factor + smooth, 1 / factor), 1.0))
+    return factors
+
+
+@confined
+def test_the_scaled_rotations_of_a_llama_3_are_those_of_the_file(tmp_path):
+    rope = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": 8192, "rope_theta": 405000.0}
+    model = whole(rope_parameters=rope)
+    factors = {"rope_freqs.weight": llama3_factors(405000.0, 32.0)}
+    write_gguf(tmp_path / "tiny.gguf", model, gguf.GGMLQuantizationType.F32, beside=factors)
+
+    import_model(tmp_path / "tiny.gguf", tmp_path / "out")
+
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = torch.arange(64).reshape(1, 64)
+    assert again.config.rope_parameters == rope
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@confined
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ({"beside": {"rope_freqs.weight": [8.0, 8.0, 8.0, 8.0]}}, "rope_freqs.weight has other factors than Llama 3's"),
+        ({"beside": {"blk.0.attn_v.bias": [0.5] * 16}}, "16 of its .* numbers, such as biases, are not read"),
+        ({"lacks": "blk.1.ffn_up.weight"}, "model.layers.1.mlp.up_proj.weight"),
+        ({"scaling": gguf.RopeScalingType.YARN}, "rope.scaling.type = yarn"),
+    ],
+)
+def test_a_gguf_file_of_which_transformers_makes_another_model_is_refused(tmp_path, file, message):
+    write_gguf(tmp_path / "tiny.gguf", whole(), gguf.GGMLQuantizationType.F32, **file)
+
+    with pytest.raises(ModelError, match=message):
+        import_model(tmp_path / "tiny.gguf", tmp_path / "out")
+
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
 
 

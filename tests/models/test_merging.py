@@ -1,6 +1,7 @@
 """An adapter goes into a model's weights, where peft puts it too, and comes out of them bit for bit."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -187,10 +188,21 @@ def test_an_adapter_that_does_not_fit_is_not_merged(tmp_path, change, message):
         merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
 
 
-def test_another_rank_than_the_config_s_is_not_merged(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"r": 4}, "found rank 4 .* has rank 2"),
+        ({"lora_alpha": math.nan}, "found rank 2 and alpha nan"),
+        ({"target_modules": 5}, "names no layers"),
+        ({"rank_pattern": {"(": 3}}, "names no layers .*unterminated"),
+        ({"alpha_pattern": [1]}, "names no layers"),
+    ],
+    ids=["rank", "alpha", "targets", "pattern", "list"],
+)
+def test_a_config_of_another_adapter_or_of_none_is_not_merged(tmp_path, change, message):
     saved_by_peft("llama", tmp_path, target_modules="all-linear")
     path = tmp_path / "adapter" / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"r": 4}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
-    with pytest.raises(ModelError, match=r"adapter_config\.json: found rank 4 .* has rank 2"):
+    with pytest.raises(ModelError, match=rf"adapter_config\.json: .*{message}"):
         merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")

@@ -192,6 +192,10 @@ def _write_config(
         shutil.copyfile(generation, target / GENERATION)
     if tokenizer is not None and tokenizer.end_of_turn is not None:
         _end_answers(target / GENERATION, tokenizer.end_of_turn, config.get("eos_token_id"))
+    ends_answers = () if tokenizer is None else (tokenizer.eos_id, tokenizer.end_of_turn)
+    if source.head_kind == "score" and config.get("pad_token_id") in ends_answers:
+        # transformers takes the score before the first padding, and that of an answer is its end's
+        config["pad_token_id"] = None
     _write_json(target / "config.json", config)
 
 

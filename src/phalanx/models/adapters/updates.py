@@ -68,6 +68,7 @@ def updates_of(
         directory: Where the adapter lies, for messages.
         is_turned: Whether the matrices of blocks are stored ``[inputs, outputs]``.
     """
+    _check_patterns(config, directory)
     updates: dict[str, LowRankUpdate] = {}
     used: set[str] = {SCORE_WEIGHT}
     for name in sorted(tensors):
@@ -114,12 +115,25 @@ def _update_scale(config: Mapping[str, Any], weight: str, rank: int, directory: 
     layer = weight.removesuffix(".weight")
     expected = _by_pattern(config.get("rank_pattern"), layer, config.get("r"))
     alpha = _by_pattern(config.get("alpha_pattern"), layer, config.get("lora_alpha"))
-    if expected != rank or not isinstance(alpha, int | float):
+    if expected != rank or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ModelError(
             f"{directory / CONFIG}: found rank {expected!r} and alpha {alpha!r} for {layer}; "
             f"{WEIGHTS} has rank {rank}; take config and weights of one adapter"
         )
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _check_patterns(config: Mapping[str, Any], directory: Path) -> None:
+    targets = config.get("target_modules") or ()
+    try:
+        patterns = [*(config.get("rank_pattern") or {}).keys(), *(config.get("alpha_pattern") or {}).keys()]
+        for pattern in (*patterns, *((targets,) if isinstance(targets, str) else targets)):
+            re.compile(pattern)
+    except (re.error, TypeError, AttributeError) as exc:
+        raise ModelError(
+            f"{directory / CONFIG}: target_modules, rank_pattern or alpha_pattern: names no layers ({exc}); expected "
+            "names or regular expressions; save the adapter again"
+        ) from exc
 
 
 def _by_pattern(patterns: Any, layer: str, usual: Any) -> Any:
