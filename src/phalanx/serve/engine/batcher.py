@@ -167,6 +167,8 @@ class BatchingEngine:
         with self._change:
             if self._is_closing:
                 raise EngineBusyError("the server is about to end; ask another one")
+            # those who have left behind a request that is too large to begin take no room
+            self._waiting = deque(waiting for waiting in self._waiting if not waiting.is_left)
             if len(self._waiting) >= self.settings.max_waiting:
                 raise EngineBusyError(f"{len(self._waiting)} requests wait already; ask again later")
             self._waiting.append(job)
@@ -247,6 +249,7 @@ class BatchingEngine:
             cache = self._prefixes.find_prefix(request.owner, (job.adapter, request.cache_salt), job.prompt)
         cache = cache or RowCache(self.served.num_layers)
         job.reused_tokens = cache.length
+        job.scores = [None] if request.echo else []
         job.num_open = request.n
         row = WrittenChoice(job, 0, list(job.prompt), cache, job.choosers[0], job.writers[0], cache.length)
         job.rows = [row]
@@ -323,8 +326,6 @@ class BatchingEngine:
 
     def _score_prompt(self, row: WrittenChoice, logits: Tensor) -> None:
         job = row.job
-        if not job.scores:
-            job.scores.append(None)
         num_top = job.request.logprobs or 0
         for offset, token in enumerate(job.prompt[row.cached + 1 : row.cached + 1 + len(logits)]):
             job.scores.append(score_token(logits[offset], token, num_top))
