@@ -135,7 +135,7 @@ def _verify_run(path: Path, expected: Expectations) -> PathReport:
     }
     log.doubts += filter(None, [check_kept_head(head, log, owner) for head in expected.heads])
     facts = {"run": log.run, "owner": owner.fingerprint, "proven": len(log.proven), "recorded": len(log.recorded)}
-    return PathReport("log of a run", rows, [], log.doubts, {**facts, "audits": log.audits, "events": len(log.lines)})
+    return PathReport("log of a run", rows, log.remarks, log.doubts, {**facts, "audits": log.audits, "events": len(log.lines)})
 
 
 def _read_party(certificate: str, expected: Expectations) -> CertifiedParty:
@@ -201,7 +201,7 @@ def _verify_proof(path: Path, expected: Expectations) -> PathReport:
     places = "; ".join(f"{group}.{split}, document {number}" for group, split, number in proof.places)
     rows = {
         "document": proof.digest,
-        "dataset": f"{proof.dataset}, signed by {proof.signer}",
+        "dataset": f"{proof.statement['dataset']}, signed by {proof.signer}",
         "places": (places or "none (proven)") + ("" if proof.is_complete else ", and perhaps more"),
     }
     return PathReport("proof about a document", rows, facts={"document": proof.digest, "places": proof.places})

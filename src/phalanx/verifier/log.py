@@ -39,6 +39,7 @@ _SHADOWS = ("gradient", "adapters", "lockstep")
 
 Leaf = dict[str, Any]
 Line = dict[str, Any]
+Keys = Mapping[str, tuple[bytes, int]]
 
 
 @dataclass
@@ -50,6 +51,7 @@ class LogFindings:
         proven: Those of them with audits that were drawn again and found to be done.
         audits: Recomputed microbatches under the signatures of stage and auditor.
         is_adopted: Whether it began with a checkpoint of another run.
+        remarks: Facts that hold and prove less than one may think.
         doubts: Missing facts, a sentence each.
         sessions: Opening of each session, with `line`, its number, and `revealed`, whether its key is told.
         certified: Digest of the manifest of each checkpoint that should be on disk, by step.
@@ -66,6 +68,7 @@ class LogFindings:
     audits: int = 0
     is_adopted: bool = False
     is_completed: bool = False
+    remarks: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     sessions: list[dict[str, Any]] = field(default_factory=list)
     certified: dict[int, str] = field(default_factory=dict)
@@ -96,13 +99,8 @@ def verify(run_dir: Path, owner_pem: str, heads: Iterable[Mapping[str, Any]] = (
         heads: Signed heads that the log must contain; one at its end shows that it ends there.
     """
     owner = read_owner(owner_pem)
-    leaves = run_dir / "steps.jsonl"
-    return verify_log(
-        Member.from_file(run_dir / "events.jsonl"),
-        Member.from_file(leaves) if leaves.exists() else None,
-        owner,
-        heads,
-    )
+    leaves = Member.from_file(path) if (path := run_dir / "steps.jsonl").exists() else None
+    return verify_log(Member.from_file(run_dir / "events.jsonl"), leaves, owner, heads)
 
 
 def read_owner(owner_pem: str) -> CertifiedParty:
@@ -228,14 +226,7 @@ def _revealed_keys(lines: Sequence[tuple[Line, str]]) -> dict[str, tuple[bytes, 
 class _Session:
     """The lines from one opening to the next; its steps were signed for `names`."""
 
-    def __init__(
-        self,
-        opening: Line,
-        number: int,
-        keys: Mapping[str, tuple[bytes, int]],
-        owner: CertifiedParty,
-        earlier: set[str],
-    ) -> None:
+    def __init__(self, opening: Line, number: int, keys: Keys, owner: CertifiedParty, earlier: set[str]) -> None:
         self.opening, self.earlier, self.names = opening, earlier, set[str]()
         self.doubts: list[str] = []
         commitment = opening.get("audit_key_commitment")
@@ -273,12 +264,11 @@ def _session_keys(opening: Line, owner: CertifiedParty) -> dict[str, bytes]:
 class _LogReader:
     """Follow sessions and steps through the lines of a log."""
 
-    def __init__(
-        self, leaves: Member | None, owner: CertifiedParty, keys: Mapping[str, tuple[bytes, int]], findings: LogFindings
-    ) -> None:
+    def __init__(self, leaves: Member | None, owner: CertifiedParty, keys: Keys, findings: LogFindings) -> None:
         self._leaves, self._owner, self._keys, self._findings = leaves, owner, keys, findings
         self._session: _Session | None = None
-        self._due: int | None = None
+        # None within and behind a session without records
+        self._due: int | None = 0
         self._end_of_leaves = 0
 
     def read_lines(self, lines: Sequence[tuple[Line, str]]) -> None:
@@ -294,7 +284,7 @@ class _LogReader:
     def _read_line(self, line: Line, number: int) -> None:
         kind, body, findings = line["kind"], line["body"], self._findings
         if kind in OPENINGS:
-            self._open_session(kind, body, number)
+            self._open_session(body, number)
         elif kind in ("rolled_back", "fell_back", "round_begun"):
             self._go_back(kind, body)
         elif kind == "stopped_early" and self._session is not None:
@@ -308,23 +298,26 @@ class _LogReader:
         elif kind == "verdict":
             findings.verdicts.append(body)
         elif kind == "adopted":
-            findings.is_adopted = True
+            require(not findings.sessions, "another run's state in the middle of this one")
+            findings.is_adopted, self._due = True, body["step"]
+            findings.remarks.append(f"it began with the state of run {body['run']!r:.80} at step {self._due}")
         _follow_checkpoints(kind, body, findings)
 
-    def _open_session(self, kind: str, body: Line, number: int) -> None:
-        findings, last = self._findings, self._session
-        if kind == "run_resumed" and self._due is not None and body["step"] > self._due:
-            raise RefusedError(f"step {self._due} is missing")
+    def _open_session(self, body: Line, number: int) -> None:
+        findings, last, step = self._findings, self._session, body.get("step", 0)
+        require(self._due is None or step <= self._due, f"step {self._due} is missing")
         session = _Session(body, number, self._keys, self._owner, set() if last is None else last.earlier | last.names)
-        self._session, self._due = session, body.get("step", 0)
+        self._session, self._due = session, step if session.has_records else None
         findings.is_completed, findings.weights = False, None
         findings.doubts += session.doubts
+        if "steps_a_round" in body:
+            findings.remarks.append(f"line {number}: the log of a site: it proves its rounds, and not that it had no other")
         findings.sessions.append({**body, "line": number, "revealed": session.told_at < _NEVER})
 
     def _go_back(self, kind: str, body: Line) -> None:
         if kind != "round_begun":
             to = body["to" if kind == "rolled_back" else "to_step"]
-            self._due = to if self._due is None else min(self._due, to)
+            self._due = None if self._due is None else min(self._due, to)
             return
         steps_a_round = None if self._session is None else self._session.opening.get("steps_a_round")
         is_round = bool(steps_a_round) and divmod(body["step"], steps_a_round)[1] == 0

@@ -209,6 +209,7 @@ class _PassportReader:
         findings.rows["log"] = f"{len(log.lines)} lines, signed, in order; run {log.run}, {seal['status']}"
         findings.rows["audits"] = log.describe_audits()
         findings.doubts += [doubt for doubt in log.doubts if doubt != "lines may be missing at the end"]
+        findings.remarks += log.remarks
         if not log.is_completed:
             findings.doubts.append("the run had not ended when the passport was made")
         findings.rows["convicted"] = ", ".join(sorted({str(body["party"]) for body in log.verdicts})) or "nobody"
@@ -451,8 +452,9 @@ class _PassportReader:
             with _in_member(name):
                 require(self._manifest is not None, "its dataset is not here")
                 proof = check_proof(self._read_data(name), None if self._manifest is None else self._manifest.signer)
-                is_same = self._manifest is not None and proof.dataset == self._manifest.digest
-                require(is_same, "is about another dataset")
+                # its signer could sign another index of the same dataset, in which a document is missing
+                is_same = self._manifest is not None and proof.statement == self._manifest.statement
+                require(is_same, "is about another dataset, or another index of it")
                 places = ", ".join(f"{group}.{split} {number}" for group, split, number in proof.places)
                 rows.append(f"{proof.digest[:16]}... {places or 'is not in the data'}")
                 absent |= set() if proof.places else {proof.digest}

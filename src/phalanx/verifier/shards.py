@@ -160,12 +160,13 @@ class PlaceProof:
     """What a proof about one document shows.
 
     Attributes:
+        statement: Signed statement about the index, as in the manifest.
         places: Group, split and number of each of its places; none: it is nowhere in the dataset.
         is_complete: Whether there are no further places.
     """
 
     digest: str
-    dataset: str
+    statement: dict[str, Any]
     signer: str
     places: tuple[tuple[str, str, int], ...]
     is_complete: bool
@@ -204,7 +205,7 @@ def _check_leaves(proof: Mapping[str, Any], signer: str | None) -> PlaceProof:
     rows = [_INDEX_RECORD.unpack(record) for record in records]
     places = tuple((*statement["parts"][part], number) for name, part, _, number, _, _ in rows if name == document)
     require(bool(places) or (begins and ends), "the records on both sides of the digest are missing")
-    return PlaceProof(proof["digest"], statement["dataset"], proof["signer"], places, begins and ends)
+    return PlaceProof(proof["digest"], statement, proof["signer"], places, begins and ends)
 
 
 def source_corpus_digest(files: dict[str, Any], data: dict[str, Any]) -> str | None:

@@ -129,7 +129,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
     # before there were leaves summaries were not signed
     is_told = is_signed or (end_mark is not None and not any(session.has_leaves for session in reader.sessions))
     unproven = [*_missing_lines(heads, owner, log.run, reader.public), *reader.order.unfinished_end(is_told)]
-    work, proven, remarks, names = ShownWork(), set[int](), list[str](), set[str]()
+    work, proven, remarks, names = ShownWork(), set[int](), [*reader.order.remarks], set[str]()
     for session in _list_audited(reader.sessions, unproven, remarks):
         place = session.place
         rules = _read_rules(session, owner, reader.keys, log.run or "")
@@ -192,16 +192,23 @@ class _EventOrder:
     """The order of steps that must have a record: none is left out, and none goes back without a reason."""
 
     def __init__(self) -> None:
-        self._next: int | None = None
+        # None within and behind a session without records
+        self._next: int | None = 0
         self._total: int | None = None
         self._last = ""
-        self._ended = False
+        self._begun = self._ended = False
+        self.remarks: list[str] = []
 
     def follow_line(self, line: LogEntry, session: _Session | None) -> None:
         body, self._last = line.body, line.kind
         if line.kind in _OPENINGS:
-            self._ended = False
-            self._begin_session(line)
+            self._begun, self._ended = True, False
+            self._begin_session(line, session)
+        elif line.kind == "adopted":
+            if session is not None:
+                raise AuditLogError(f"line {line.head.num_events}: another run's state in the middle of this one")
+            self._next = body["step"]
+            self.remarks.append(f"it began with the state of run {body['run']} at step {self._next}")
         elif line.kind in ("rolled_back", "fell_back") and self._next is not None:
             self._next = min(self._next, body["to" if line.kind == "rolled_back" else "to_step"])
         elif line.kind == "stopped_early":
@@ -231,13 +238,12 @@ class _EventOrder:
             )
         self._next = step
 
-    def _begin_session(self, line: LogEntry) -> None:
+    def _begin_session(self, line: LogEntry, session: _Session | None) -> None:
         step, last = line.body.get("step", 0), self._next
-        if line.kind == "run_resumed" and last is not None and step > last:
-            raise AuditLogError(
-                f"line {line.head.num_events}: continues with step {step}, but step {last} has no record"
-            )
-        self._next, self._total = step, line.body.get("steps")
+        if last is not None and step > last:
+            raise AuditLogError(f"line {line.head.num_events}: begins with step {step}, but step {last} has no record")
+        self._next = step if session is not None and session.has_leaves else None
+        self._total = line.body.get("steps")
 
     def unfinished_end(self, is_told: bool) -> Iterator[str]:
         """Describe why lines may be missing at the end; empty where none can be.
@@ -245,7 +251,7 @@ class _EventOrder:
         Args:
             is_told: Whether the owner has signed, outside of the log, that it ends here.
         """
-        if self._next is None:
+        if not self._begun:
             yield "the log's beginning: no session of a run has started in it"
         if self._ended or is_told:
             return
