@@ -294,6 +294,21 @@ def test_an_engine_that_ends_tells_those_who_wait(served):
     asyncio.run(run())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_who_waits_is_told_of_a_fault_that_nobody_foresaw(served, monkeypatch):
+    def fail(*_parts):
+        raise LookupError("of a library")
+
+    monkeypatch.setattr(batcher, "choose_tokens", fail)
+    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
+    try:
+        for _ in range(2):
+            with pytest.raises(EngineBusyError, match="end"):
+                asyncio.run(answer(engine, ask("the")))
+    finally:
+        engine.close()
+
+
 def test_prefixes_are_reused_inside_one_owner_alone(engine):
     request = ask("and the " * 50, owner="carol")
 

@@ -189,27 +189,35 @@ class BatchingEngine:
         return await future
 
     def _run(self) -> None:
-        with torch.inference_mode():
-            while True:
-                self._drop_jobs()
-                with self._change:
-                    while not (self._rows or self._waiting or self._states or self._is_closing):
-                        self._change.wait()
-                    if self._is_closing:
-                        break
-                    self._admit_jobs()
-                try:
-                    self._states.embed_next()
-                    self._run_rows()
-                except (PhalanxError, RuntimeError, ValueError, IndexError) as exc:
-                    fault = (
-                        exc
-                        if isinstance(exc, PhalanxError)
-                        else ModelError(f"the model cannot go on: {describe_fault(exc)}")
-                    )
-                    self._fail_jobs([row.job for row in self._rows], fault)
-        self._fail_jobs([*(row.job for row in self._rows), *self._waiting], EngineBusyError("the server ended"))
-        self._states.fail_all(EngineBusyError("the server ended"))
+        try:
+            self._run_steps()
+        finally:
+            # nobody waits for a thread that a fault of a library has ended
+            with self._change:
+                self._is_closing = True
+            self._fail_jobs([*(row.job for row in self._rows), *self._waiting], EngineBusyError("the server ended"))
+            self._states.fail_all(EngineBusyError("the server ended"))
+
+    @torch.inference_mode()
+    def _run_steps(self) -> None:
+        while True:
+            self._drop_jobs()
+            with self._change:
+                while not (self._rows or self._waiting or self._states or self._is_closing):
+                    self._change.wait()
+                if self._is_closing:
+                    break
+                self._admit_jobs()
+            try:
+                self._states.embed_next()
+                self._run_rows()
+            except (PhalanxError, RuntimeError, ValueError, IndexError) as exc:
+                fault = (
+                    exc
+                    if isinstance(exc, PhalanxError)
+                    else ModelError(f"the model cannot go on: {describe_fault(exc)}")
+                )
+                self._fail_jobs([row.job for row in self._rows], fault)
 
     def _fail_jobs(self, jobs: Sequence[TextJob], fault: PhalanxError) -> None:
         for job in dict.fromkeys(jobs):
