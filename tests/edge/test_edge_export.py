@@ -2,14 +2,11 @@
 
 import importlib.util
 import json
-import shutil
 
 import pytest
 
-from phalanx.align.safety import safety_prompts
 from phalanx.cli import run_command as command_line
 from phalanx.edge import CheckSizes, export, export_edge, gguf_file
-from phalanx.edge.runtimes import OwnRuntime
 from phalanx.errors import CheckpointError, ConfigError
 from tiny_edge_models import byte_tokenizer, write_model
 
@@ -47,29 +44,6 @@ def test_a_file_with_wrong_numbers_is_refused_and_does_not_appear(model, tmp_pat
     assert result.state == "refused"
     assert verdicts(result)["perplexity, reference text"] == "beyond bound"
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("is_end", [True, False])
-def test_a_file_whose_answers_end_elsewhere_is_refused(model, tmp_path, monkeypatch, is_end):
-    """It names a token as the end that the model writes in the middle of an answer, or lacks an end of the model."""
-    own = OwnRuntime(model)
-    prompt = own.render_messages(safety_prompts(None)[0].json_messages)
-    (ids,) = own.encode_texts([prompt], framed=False, special=True)
-    token = own.complete_ids(ids[: SMALL.num_scored], 2)[1]
-    if is_end:
-        monkeypatch.setattr(gguf_file, "_ends", lambda *_: [token])
-    else:
-        path = model / "generation_config.json"
-        before = json.loads(path.read_text())
-        monkeypatch.setattr(gguf_file, "_ends", lambda *_: [before["eos_token_id"]])
-        model = shutil.copytree(model, tmp_path / "model")
-        ends = [before["eos_token_id"], token]
-        (model / "generation_config.json").write_text(json.dumps({**before, "eos_token_id": ends}))
-
-    result = export_edge(model, tmp_path / "out", "gguf", "f32", sizes=SMALL)
-
-    assert verdicts(result)["greedy answers: how much likelier ours were, nats a token"] == "beyond bound"
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_file_that_cuts_texts_otherwise_is_refused(tmp_path, monkeypatch):

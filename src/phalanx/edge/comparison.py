@@ -230,14 +230,13 @@ class Comparison:
         ends = self._own.model.end_tokens
         answers = [side.complete_ids(ids, self._sizes.num_tokens) for side in (self._own, self._other)]
         # one runtime gives the token that ended the answer, another does not
-        ours, theirs = (answer[:-1] if answer and answer[-1] in ends else answer for answer in answers)
+        ours, theirs = ([token for token in answer if token not in ends] for answer in answers)
         return ours, theirs
 
     def _mean_regret(self, ids: Sequence[int], answer: Sequence[int]) -> float:
-        if not self._own.model.end_tokens.isdisjoint(answer):
-            # the file's texts go on where the model's are over
-            return math.inf
-        regrets = self._own.regret_tokens([*ids, *answer], len(ids), is_over=len(answer) < self._sizes.num_tokens)
+        if not answer:
+            return 0.0
+        regrets = self._own.regret_tokens([*ids, *answer], len(ids))
         return sum(regrets) / len(regrets)
 
     def _compare_refusals(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Difference]:

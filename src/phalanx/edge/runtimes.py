@@ -1,7 +1,6 @@
 """Two readers of one model that are asked the same: ours in this process, an independent one in a helper process."""
 
 import importlib.metadata
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -125,19 +124,11 @@ class OwnRuntime:
         """Return the log-probability of each token from `begin` on."""
         return self._log_probs(ids, begin).gather(1, torch.tensor(ids[begin:])[:, None])[:, 0].tolist()
 
-    def regret_tokens(self, ids: Sequence[int], begin: int, *, is_over: bool) -> list[float]:
-        """Return how much likelier than each token from `begin` on the likeliest one was, in nats.
-
-        Args:
-            is_over: An end of text follows the tokens: the likeliest end counts as one more token.
-        """
-        # nothing is read of the token behind the last one
-        log_probs = self._log_probs([*ids, 0], begin)
-        answer = torch.tensor(ids[begin:], dtype=torch.int64)
-        chosen = log_probs[:-1].gather(1, answer[:, None])[:, 0].tolist()
-        if is_over:
-            chosen.append(max((float(log_probs[-1, end]) for end in self.model.end_tokens), default=-math.inf))
-        return [best - score for best, score in zip(log_probs.amax(dim=1).tolist(), chosen, strict=False)]
+    def regret_tokens(self, ids: Sequence[int], begin: int) -> list[float]:
+        """Return how much likelier than each token from `begin` on the likeliest one was, in nats."""
+        log_probs = self._log_probs(ids, begin)
+        chosen = log_probs.gather(1, torch.tensor(ids[begin:])[:, None])[:, 0]
+        return (log_probs.amax(dim=1) - chosen).tolist()
 
     def _log_probs(self, ids: Sequence[int], begin: int) -> torch.Tensor:
         with torch.no_grad():
