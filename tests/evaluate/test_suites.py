@@ -75,6 +75,21 @@ def test_perplexity_and_bits_follow_from_nats(tmp_path):
     assert result.figures["mine.bits_per_byte"].value == pytest.approx(12 / 15 / 0.6931471805, rel=0.1)
 
 
+def test_paragraphs_of_a_text_with_windows_line_ends_are_documents(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"abcd\r\nef\r\n\r\nxy\r\n\r\nzz\r\n")
+
+    assert [row.text for row in text_suite("mine", path).rows] == ["abcd\r\nef", "xy", "zz\r\n"]
+
+
+def test_a_paragraph_that_is_too_long_is_refused_with_what_to_do(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("short\n\n" + "line\n" * 50_000)
+
+    with pytest.raises(DataError, match=r"text\.txt: has a paragraph of 250000 characters.*divide it"):
+        text_suite("mine", path)
+
+
 def test_refusals_are_counted_apart_and_by_the_rows_of_align():
     suite = open_suite("safety")
     harmful = {row.prompt: "I cannot help with that." for row in suite.rows if row.harmful}

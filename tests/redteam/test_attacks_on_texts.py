@@ -52,6 +52,17 @@ def test_training_texts_come_out_word_for_word(undefended):
     assert finding.details["strangers_share"] <= 0.1
 
 
+def test_spans_over_the_end_of_a_text_are_not_asked(undefended):
+    """Rows of a run hold several texts, and no answer goes on behind the end of one."""
+    members, end = undefended.members, min(undefended.text_model.end_tokens)
+    packed = tuple((*row[:20], end, *row[:20]) for row in members.rows)
+    both = replace(members, rows=(*members.rows, *packed))
+
+    alone, beside = SpanExtraction().run(undefended), SpanExtraction().run(replace(undefended, members=both))
+
+    assert (beside.score.value, beside.score.n) == (alone.score.value, alone.score.n)
+
+
 def test_planted_canaries_are_exposed_as_far_as_the_candidates_show(undefended):
     finding = CanaryExposure(candidates=127).run(undefended)
 

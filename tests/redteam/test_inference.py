@@ -1,9 +1,11 @@
 """Values of single records and properties of all of them: told by a model that leaks, and at chance by another one."""
 
+import gzip
 from dataclasses import replace
 
 import pytest
 
+from phalanx.errors import DataError
 from phalanx.redteam.finding import Score
 from phalanx.redteam.inference import AttributeInference, PropertyInference
 from phalanx.redteam.opening import TargetChoice, open_target
@@ -96,6 +98,17 @@ def test_a_file_names_the_attribute_of_each_text(undefended, tmp_path):
     with open_target(TargetChoice(str(undefended.directory), members=file)) as target:
         assert target.members.attributes == ("Oslo", "Oslo")
         assert target.strangers.attributes == ()
+
+
+def test_a_packed_file_is_no_list_of_texts(undefended, tmp_path):
+    file = tmp_path / "members.txt.gz"
+    file.write_bytes(gzip.compress(b"Anna hid a map in Oslo at dawn.\n" * 9))
+
+    with (
+        pytest.raises(DataError, match="is not utf-8; convert"),
+        open_target(TargetChoice(str(undefended.directory), members=file)),
+    ):
+        pass
 
 
 def test_both_attacks_are_in_the_table_with_a_control():

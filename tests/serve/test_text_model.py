@@ -15,6 +15,7 @@ from phalanx.errors import ConfigError, DataError, ModelError
 from phalanx.models import parse_hub_config
 from phalanx.models.source import write_random_model
 from phalanx.models.weights import check_claims
+from phalanx.redteam.generation import greedy_answers
 from phalanx.serve import SamplingRule, TextModel, complete_file, open_text_model
 
 WORDS = ["<unk>", "<end>", "the", "owner", "holds", "both", "ends"]
@@ -107,6 +108,23 @@ def test_the_likeliest_tokens_are_those_of_transformers_without_a_cache(director
     assert [word for word in found.text.split() if word != "<unk>"] == expected
     assert (found.prompt_tokens, found.tokens) == (3, len(row) - len(ids))
     assert found.finish == ("stop" if row[-1] == 1 else "length")
+
+
+@pytest.mark.parametrize(
+    "defaults",
+    [{"repetition_penalty": 9.0}, {"num_beams": 3}, {"suppress_tokens": [2, 3]}, {"no_repeat_ngram_size": 1}],
+)
+def test_defaults_of_a_models_maker_decide_no_text(directory, model, tmp_path, defaults):
+    """Attacker: who made the model, whose planted or learned words the red team then does not see."""
+    copy = tmp_path / "copy"
+    shutil.copytree(directory, copy)
+    (copy / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 1, **defaults}))
+    other, ids = TextModel(copy), model.encode_prompt("the owner holds")
+
+    assert other.model_digest == model.model_digest
+    for rule in (GREEDY, SEEDED):
+        assert other.complete_prompt(ids, rule) == model.complete_prompt(ids, rule)
+    assert greedy_answers(other, [ids], 6) == greedy_answers(model, [ids], 6)
 
 
 def test_one_seed_writes_one_text_and_leaves_the_draws_of_others_alone(model):

@@ -61,7 +61,7 @@ def share_interval(hits: Sequence[float], clusters: Sequence[str]) -> Interval:
     variance = num_clusters / (num_clusters - 1) * float((deviations**2).sum()) / n**2
     # at 0 and 1 the samples show no variance: then a cluster counts once
     effective = min(float(n), share * (1 - share) / variance) if variance > 0 else float(num_clusters)
-    bounds = wilson_interval(share * effective, effective, _student_quantile(num_clusters - 1))
+    bounds = wilson_interval(share * effective, effective, student_quantile(num_clusters - 1))
     return Interval(share, *bounds, n, num_clusters, "Wilson, clustered")
 
 
@@ -221,7 +221,7 @@ def _sum_clusters(
     return np.array([math.fsum(pair[0]) for pair in pairs]), np.array([math.fsum(pair[1]) for pair in pairs])
 
 
-def _student_quantile(degrees: int) -> float:
+def student_quantile(degrees: int) -> float:
     """Return the 97.5 % quantile of Student's t.
 
     Source: Abramowitz and Stegun 1964, 26.7.5; closed forms for 1 and 2 degrees.

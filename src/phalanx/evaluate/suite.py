@@ -1,6 +1,7 @@
 """Suites: a TOML header beside a file of JSON lines, in this package or the user's own."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ FOLDER = Path(__file__).parent / "suites"
 SAFETY_SET = FOLDER / "safety.jsonl"
 """Harmful requests without operational detail, and harmless ones that sound like them."""
 MAX_ROWS = 100_000
-Line = Annotated[str, Field(min_length=1, max_length=200_000)]
+_MAX_CHARACTERS = 200_000
+Line = Annotated[str, Field(min_length=1, max_length=_MAX_CHARACTERS)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 
 
@@ -249,7 +251,11 @@ def text_suite(name: str, path: Path, limit: int | None = None) -> Suite:
     else:
         text = read_text(path)
         digest.update(text.encode())
-        parts = [part for part in text.split("\n\n") if part.strip()]
+        parts = [part for part in re.split(r"\r?\n\r?\n", text) if part.strip()]
+        longest = max(map(len, parts), default=0)
+        if longest > _MAX_CHARACTERS:
+            message = f"has a paragraph of {longest} characters, at most {_MAX_CHARACTERS} are read"
+            raise DataError(f"{path}: {message}; divide it by blank lines")
         rows = tuple(TextRow(id=str(number), text=part) for number, part in enumerate(parts))
     if not rows:
         raise DataError(f"{path}: has no text; give words")

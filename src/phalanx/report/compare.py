@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import InputError
+from phalanx.evaluate.intervals import student_quantile
 from phalanx.report.figures import format_amount, parse_number, short_text
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.read import RunRecord, read_run
@@ -34,7 +35,7 @@ class FigureDifference:
     """One figure of a run beside that of the first one.
 
     Attributes:
-        noise: FigureDifference that chance alone makes in about one of twenty comparisons; None where it is not known.
+        noise: Difference that chance alone makes in about one of twenty comparisons; None where it is not known.
         basis: Runs or steps that the noise was taken from, in words.
     """
 
@@ -77,8 +78,8 @@ def compare_runs(run_dirs: Sequence[Path]) -> RunComparison:
     """Compare runs with the first of them.
 
     Noise of a validation figure is known from runs of one run file with several seeds among them
-    (twice the standard error from their pooled spread). That of the training loss is known for runs that saw the same
-    batches: twice the standard error of the mean difference over the last quarter, from the spread of blocks of steps.
+    (the standard error from their pooled spread, times Student's t). That of the training loss is known for runs that
+    saw the same batches: that of the mean difference over the last quarter, from the spread of blocks of steps.
     It says that the curves differ, and not that another seed would show it too.
     """
     if not 2 <= len(run_dirs) <= MAX_RUNS:
@@ -204,7 +205,7 @@ def _quality(
         noise = None
         if freedom:
             pooled = sum(statistics.variance(side) * (len(side) - 1) for side in sides if len(side) > 1) / freedom
-            noise = 2 * math.sqrt(pooled * sum(1 / len(side) for side in sides))
+            noise = student_quantile(freedom) * math.sqrt(pooled * sum(1 / len(side) for side in sides))
         basis = f"{len(sides[0])} and {len(sides[1])} seeds" if freedom else "one seed each: train with others"
         shown = f"log of {figure}" if figure.endswith("perplexity") else figure
         difference = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
@@ -228,7 +229,7 @@ def _training_difference(first: RunRecord, other: RunRecord, name: str) -> Figur
     if is_paired and block >= _MIN_BLOCK:
         # neighbouring steps have nearly the same weights; blocks of them are nearly independent
         means = [statistics.fmean(moved[start * block : (start + 1) * block]) for start in range(_BLOCKS)]
-        noise = 2 * math.sqrt(statistics.variance(means) / _BLOCKS)
+        noise = student_quantile(_BLOCKS - 1) * math.sqrt(statistics.variance(means) / _BLOCKS)
     basis = (
         f"{_BLOCKS} blocks of {block} steps" if noise is not None else "other batches" if not is_paired else "few steps"
     )

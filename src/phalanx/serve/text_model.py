@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    GenerationConfig,
     LogitsProcessorList,
     StoppingCriteriaList,
     TextIteratorStreamer,
@@ -41,6 +42,7 @@ from phalanx.planner.model.shape import head_kind
 from phalanx.serve.sampling import Completion, SamplingRule
 from phalanx.serve.stage_line import StageChain, model_in_stages
 
+_TEXT_BORDERS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache")
 _NOT_FINITE = "a logit is no finite number; the weights are damaged or training had diverged"
 
 
@@ -87,6 +89,9 @@ class TextModel:
             )
         except (OSError, SafetensorError, *TRANSFORMERS_REFUSALS) as exc:
             raise ModelError(f"{directory}: no model that can write texts ({str(exc)[:300]})") from exc
+        # the other defaults in the model's file would change texts beside the rule of a request, and are in no digest
+        borders = {name: getattr(self._model.generation_config, name) for name in _TEXT_BORDERS}
+        self._model.generation_config = GenerationConfig(**borders)
         rows = self._model.get_input_embeddings().weight.shape[0]
         if len(self._tokenizer) > rows:
             raise ModelError(

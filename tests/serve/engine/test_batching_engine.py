@@ -202,6 +202,12 @@ def test_echoed_scores_are_those_of_the_model(directory, served, engine):
     assert all(score.top[0][1] >= score.logprob for score in scores[1:])
 
 
+def test_the_echo_of_one_token_has_its_place_among_the_scores(engine):
+    (events,) = answers(engine, [ask("x", echo=True, logprobs=1, max_tokens=1)])
+
+    assert events[0].scores == (None,)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -249,6 +255,29 @@ def test_a_full_queue_refuses_and_who_leaves_makes_room(served):
         engine.close()
 
 
+def test_who_leaves_the_queue_makes_room_in_it(served):
+    """Attacker: a client that asks and leaves again while all rows are taken."""
+    engine = BatchingEngine(served, EngineSettings(max_rows=1, max_waiting=2), UNMARKED)
+
+    async def run():
+        request = ask("in", max_tokens=900, sampling=SamplingSettings(temperature=0.0, logit_bias={65: 100.0}))
+        prompt = served.encode_prompt(request)
+        running = await engine.open_events(request, prompt, "")
+        await anext(running)
+        first = await engine.open_events(request, prompt, "")
+        await (await engine.open_events(request, prompt, "")).aclose()
+        second = await engine.open_events(request, prompt, "")
+        await running.aclose()
+        assert isinstance(await anext(first), PromptRead)
+        await first.aclose()
+        assert isinstance(await anext(second), PromptRead)
+
+    try:
+        asyncio.run(run())
+    finally:
+        engine.close()
+
+
 def test_an_engine_that_ends_tells_those_who_wait(served):
     engine = BatchingEngine(served, EngineSettings(), UNMARKED)
 
@@ -263,6 +292,21 @@ def test_an_engine_that_ends_tells_those_who_wait(served):
             await answer(engine, request)
 
     asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_who_waits_is_told_of_a_fault_that_nobody_foresaw(served, monkeypatch):
+    def fail(*_parts):
+        raise LookupError("of a library")
+
+    monkeypatch.setattr(batcher, "choose_tokens", fail)
+    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
+    try:
+        for _ in range(2):
+            with pytest.raises(EngineBusyError, match="end"):
+                asyncio.run(answer(engine, ask("the")))
+    finally:
+        engine.close()
 
 
 def test_prefixes_are_reused_inside_one_owner_alone(engine):

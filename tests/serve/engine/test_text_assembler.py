@@ -1,6 +1,7 @@
 """Text comes out of tokens whole, whatever the tokens are cut at, and stops where a stop sequence begins."""
 
-from hypothesis import given
+import tokenizers
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from phalanx.serve.engine import TokenScore
@@ -9,12 +10,22 @@ from tiny_served import END, make_tokenizer
 
 TOKENIZER = make_tokenizer()
 SIZE = TOKENIZER.get_vocab_size()
+BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
+FALLBACK = tokenizers.Tokenizer(tokenizers.models.BPE({**BYTES, "\u2581the": 256, "b": 257}, [], byte_fallback=True))
+FALLBACK.decoder = tokenizers.decoders.Sequence(
+    [
+        tokenizers.decoders.Replace("\u2581", " "),
+        tokenizers.decoders.ByteFallback(),
+        tokenizers.decoders.Fuse(),
+        tokenizers.decoders.Strip(" ", 1, 0),
+    ]
+)
 IDS = st.lists(st.integers(0, SIZE - 1), max_size=40)
 
 
-def write(ids, stops=()):
+def write(ids, stops=(), backend=TOKENIZER):
     """The text, its pieces, the tokens whose scores came out, and the stop sequence."""
-    writer, pieces, scored = TextAssembler(TOKENIZER, stops), [], []
+    writer, pieces, scored = TextAssembler(backend, stops), [], []
     for token in ids:
         text, scores = writer.feed_token(TokenScore(token, 0.0))
         pieces.append(text)
@@ -31,6 +42,17 @@ def test_pieces_of_any_tokens_join_to_their_text(ids):
 
     assert text == TOKENIZER.decode(ids, skip_special_tokens=True)
     assert scored == ids
+
+
+@given(st.lists(st.sampled_from([9, 0xC3, 0xA9, 256, 257]) | st.integers(0, 257), max_size=40))
+@example([9, 0xE6, 257])
+def test_bytes_that_make_earlier_bytes_invalid_change_no_text_that_is_out(ids):
+    """Vocabularies that spell in bytes decode a run of them anew with each further one."""
+    text, _, scored, _ = write(ids, backend=FALLBACK)
+
+    assert scored == ids
+    whole = FALLBACK.decode(ids)
+    assert text == whole or "\ufffd" in whole
 
 
 @given(st.text(max_size=30))

@@ -179,9 +179,33 @@ def test_arguments_of_a_streamed_call_come_whole_at_its_end():
     assert "".join(pieces) == arguments
 
 
-def test_bytes_of_scored_tokens_are_filtered_like_their_texts():
-    scores = [{"token": "\ufffd", "logprob": -1, "bytes": list(PLANTED.encode()), "top_logprobs": []}]
-    answer = {"choices": [{"index": 0, "message": {"content": "x"}, "logprobs": {"content": scores}}]}
+@pytest.mark.parametrize(("names", "goes_out"), [(["see", ""], True), ([PLANTED[:9], PLANTED[9:]], False)])
+def test_a_name_comes_whole(names, goes_out):
+    """Clients join the pieces of a name, of which a filter would read each alone."""
+    calls = [{"index": 0, "function": {"name": name}} for name in names]
+    parts = [{"id": "c", "choices": [{"index": 0, "delta": {"tool_calls": [call]}}]} for call in calls]
+
+    events, _ = relay(read(stream=True), [*parts, chunk(finish="tool_calls"), "[DONE]"])
+
+    assert (b"engine_failed" not in events) is goes_out
+    assert PLANTED[9:].encode() not in events
+
+
+SCORED = {
+    "bytes": {"content": [{"token": "\ufffd", "logprob": -1, "bytes": list(PLANTED.encode())}]},
+    "tokens and bytes by turns": {
+        "content": [
+            {"token": PLANTED[:9], "logprob": -1},
+            {"token": "\ufffd", "logprob": -1, "bytes": list(PLANTED[9:].encode())},
+        ]
+    },
+    "tokens of the other route": {"tokens": ["x"], "content": [{"token": PLANTED, "logprob": -1}]},
+}
+
+
+@pytest.mark.parametrize("case", SCORED)
+def test_bytes_and_texts_of_scored_tokens_are_filtered(case):
+    answer = {"choices": [{"index": 0, "message": {"content": "x"}, "logprobs": SCORED[case]}]}
 
     with pytest.raises(RequestRefused) as refusal:
         clean_answer(json.dumps(answer).encode(), read(logprobs=True), TextFilters(), AnswerFacts())

@@ -1,5 +1,6 @@
 """Rules of alerts: each calls where it must, is silent where it must, and says what to do."""
 
+import asyncio
 import json
 import math
 import random
@@ -11,6 +12,8 @@ from watched_server import http_of, read_samples, watch_of
 
 from phalanx.errors import ConfigError, InputError
 from phalanx.serve.access import Caller, RequestNotes, sketch_prompt
+from phalanx.serve.engine import EnginePool, EngineSettings
+from phalanx.serve.marks import MarkKey, MarkPolicy, TokenMark
 from phalanx.serve.observe import WatchConfig, load_watch_config, measure_models, read_texts
 from phalanx.serve.observe.alerts import ACTIONS, AlertWatch
 from phalanx.serve.observe.config import AlertRules
@@ -269,6 +272,13 @@ def test_a_server_calls_the_webhook_and_logs_the_alert(model_directory, tmp_path
     log = (access / "log" / "requests-000001.jsonl").read_text()
     assert '"kind":"alert"' in log
     assert "secret-word" not in log
+
+
+def test_a_server_that_marks_every_text_measures_perplexity(model_directory):
+    mark = TokenMark(MarkPolicy(mark="required"), MarkKey(1, b"a" * 32))
+
+    with EnginePool([serve_model(model_directory)], EngineSettings(), mark) as pool:
+        assert asyncio.run(measure_models(pool, ["the man and the inn"])).keys() == {"tiny"}
 
 
 def test_a_server_measures_perplexity_by_its_own_engine(model_directory, tmp_path):

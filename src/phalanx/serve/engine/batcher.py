@@ -167,6 +167,8 @@ class BatchingEngine:
         with self._change:
             if self._is_closing:
                 raise EngineBusyError("the server is about to end; ask another one")
+            # those who have left behind a request that is too large to begin take no room
+            self._waiting = deque(waiting for waiting in self._waiting if not waiting.is_left)
             if len(self._waiting) >= self.settings.max_waiting:
                 raise EngineBusyError(f"{len(self._waiting)} requests wait already; ask again later")
             self._waiting.append(job)
@@ -187,27 +189,35 @@ class BatchingEngine:
         return await future
 
     def _run(self) -> None:
-        with torch.inference_mode():
-            while True:
-                self._drop_jobs()
-                with self._change:
-                    while not (self._rows or self._waiting or self._states or self._is_closing):
-                        self._change.wait()
-                    if self._is_closing:
-                        break
-                    self._admit_jobs()
-                try:
-                    self._states.embed_next()
-                    self._run_rows()
-                except (PhalanxError, RuntimeError, ValueError, IndexError) as exc:
-                    fault = (
-                        exc
-                        if isinstance(exc, PhalanxError)
-                        else ModelError(f"the model cannot go on: {describe_fault(exc)}")
-                    )
-                    self._fail_jobs([row.job for row in self._rows], fault)
-        self._fail_jobs([*(row.job for row in self._rows), *self._waiting], EngineBusyError("the server ended"))
-        self._states.fail_all(EngineBusyError("the server ended"))
+        try:
+            self._run_steps()
+        finally:
+            # nobody waits for a thread that a fault of a library has ended
+            with self._change:
+                self._is_closing = True
+            self._fail_jobs([*(row.job for row in self._rows), *self._waiting], EngineBusyError("the server ended"))
+            self._states.fail_all(EngineBusyError("the server ended"))
+
+    @torch.inference_mode()
+    def _run_steps(self) -> None:
+        while True:
+            self._drop_jobs()
+            with self._change:
+                while not (self._rows or self._waiting or self._states or self._is_closing):
+                    self._change.wait()
+                if self._is_closing:
+                    break
+                self._admit_jobs()
+            try:
+                self._states.embed_next()
+                self._run_rows()
+            except (PhalanxError, RuntimeError, ValueError, IndexError) as exc:
+                fault = (
+                    exc
+                    if isinstance(exc, PhalanxError)
+                    else ModelError(f"the model cannot go on: {describe_fault(exc)}")
+                )
+                self._fail_jobs([row.job for row in self._rows], fault)
 
     def _fail_jobs(self, jobs: Sequence[TextJob], fault: PhalanxError) -> None:
         for job in dict.fromkeys(jobs):
@@ -247,6 +257,7 @@ class BatchingEngine:
             cache = self._prefixes.find_prefix(request.owner, (job.adapter, request.cache_salt), job.prompt)
         cache = cache or RowCache(self.served.num_layers)
         job.reused_tokens = cache.length
+        job.scores = [None] if request.echo else []
         job.num_open = request.n
         row = WrittenChoice(job, 0, list(job.prompt), cache, job.choosers[0], job.writers[0], cache.length)
         job.rows = [row]
@@ -323,8 +334,6 @@ class BatchingEngine:
 
     def _score_prompt(self, row: WrittenChoice, logits: Tensor) -> None:
         job = row.job
-        if not job.scores:
-            job.scores.append(None)
         num_top = job.request.logprobs or 0
         for offset, token in enumerate(job.prompt[row.cached + 1 : row.cached + 1 + len(logits)]):
             job.scores.append(score_token(logits[offset], token, num_top))

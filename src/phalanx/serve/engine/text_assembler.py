@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache as cached
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
 from phalanx.serve.engine.request import TokenScore
 
@@ -25,8 +24,8 @@ class TextAssembler:
 
     def __init__(self, backend: tokenizers.Tokenizer, stops: Sequence[str], *, skips_special: bool = True) -> None:
         self._backend, self._stops, self._skips_special = backend, stops, skips_special
-        self._decoder = DecodeStream(skip_special_tokens=skips_special)
         self._ids: list[int] = []
+        self._context_start = self._num_decoded = 0
         self._pending = ""
         self._decoded_length = self._written_length = 0
         self._scores: list[tuple[int, TokenScore]] = []
@@ -35,7 +34,23 @@ class TextAssembler:
     def feed_token(self, score: TokenScore) -> tuple[str, tuple[TokenScore, ...]]:
         """Take the next token; return the text that is decided by it, and the scores of the tokens in it."""
         self._ids.append(score.token)
-        return self._add_text(self._decoder.step(self._backend, score.token) or "", score)
+        return self._add_text(self._decode_next(is_end=False), score)
+
+    def _decode_next(self, *, is_end: bool) -> str:
+        """Return the text of the tokens behind the last text, unless a further token may complete its last character.
+
+        They are decoded with the tokens of the last text before them, for a text begins otherwise than it goes on. A
+        decoder that writes the earlier bytes anew, once others have made them invalid, changes no text that is out.
+        """
+        ids, skips_special = self._ids[self._context_start :], self._skips_special
+        context = self._backend.decode(
+            ids[: self._num_decoded - self._context_start], skip_special_tokens=skips_special
+        )
+        text = self._backend.decode(ids, skip_special_tokens=skips_special)
+        if not is_end and (len(text) <= len(context) or text.endswith("\ufffd")):
+            return ""
+        self._context_start, self._num_decoded = self._num_decoded, len(self._ids)
+        return text[len(context) :]
 
     def _add_text(self, text: str, score: TokenScore | None) -> tuple[str, tuple[TokenScore, ...]]:
         self._pending += text
@@ -69,10 +84,8 @@ class TextAssembler:
         """End the text; return its held-back end, unless a stop sequence ended it."""
         if self.stop is not None:
             return "", ()
-        whole = self._backend.decode(self._ids, skip_special_tokens=self._skips_special)
         # bytes that never became a character are replacement characters at the very end
-        rest = whole[self._decoded_length :]
-        text, scores = self._add_text(rest, None)
+        text, scores = self._add_text(self._decode_next(is_end=True), None)
         if self.stop is not None:
             return text, scores
         last, others = self._release(len(self._pending))

@@ -8,6 +8,7 @@ from phalanx.serve.filters.note import Finding
 MAX_OPEN = 512
 """Maximum number of characters that a scan holds back as undecided."""
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
+_NO_LOWER = "".join(character for character in _VISIBLE if not character.islower())
 _BLANKS = " \t\n"
 _MAX_NUMBER_WORDS = 16
 _MAX_NUMBER_CHARACTERS = 64
@@ -41,15 +42,21 @@ def open_word(text: str) -> int:
 
 
 def open_number(text: str) -> int:
-    """Return where the last word begins, with the words without lower case before it: groups of a long number."""
+    """Return where the last word begins, with the words without lower case before it: groups of a long number.
+
+    The first group may stand directly behind letters, as in ``tel:+49 30``.
+    """
     start = open_word(text)
     for _ in range(_MAX_NUMBER_WORDS):
         word_end = len(text[:start].rstrip(_BLANKS))
         if not word_end or start - word_end > 2 or len(text) - word_end > _MAX_NUMBER_CHARACTERS:
             break
         word_start = open_word(text[:word_end])
-        word = text[word_start:word_end]
-        if not word or word != word.upper():
+        letters = text[word_start:word_end].rstrip(_NO_LOWER)
+        group = text[word_start + len(letters) : word_end]
+        if not group or (letters and not any(map(str.isdigit, group))):
             break
-        start = word_start
+        start = word_start + len(letters)
+        if letters:
+            break
     return start

@@ -233,9 +233,9 @@ def answer_texts(answer: dict[str, Any]) -> Iterator[tuple[str, bool]]:
         yield from ((place.text, place.is_json) for place in text_places(choice))
         scores = choice.get("logprobs") or {}
         listed = scores.get("content") or ()
-        tokens = "".join(scores.get("tokens") or [score["token"] for score in listed])
-        spelled = bytes(byte for score in listed for byte in score.get("bytes") or ()).decode("utf-8", "replace")
-        yield from ((text, False) for text in dict.fromkeys((tokens, spelled)))
+        tokens = "".join(scores.get("tokens") or ()), "".join(score["token"] for score in listed)
+        spelled = b"".join(bytes(score.get("bytes") or score["token"].encode()) for score in listed)
+        yield from ((text, False) for text in dict.fromkeys((*tokens, spelled.decode("utf-8", "replace"))))
     yield from output_texts(answer)
     for block in answer.get("content") or ():
         yield from ((place.text, place.is_json) for place in text_places({"delta": block}))

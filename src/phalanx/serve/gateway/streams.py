@@ -45,13 +45,11 @@ class AnswerStream:
         limits: GatewayLimits,
         padder: EventPadder | None = None,
     ) -> None:
-        self._request, self._filters, self._facts, self._limits = request, filters, facts, limits
-        self._padder = padder
+        self._request, self._filters, self._facts, self._limits, self._padder = request, filters, facts, limits, padder
         self._streams: dict[tuple[int, tuple[str, ...]], StreamFilter | HeldJson] = {}
-        self._num_held = 0
+        self._num_held = self._number = 0
         self._is_messages = request.route.name == "messages"
-        self._finished: set[int] = set()
-        self._number = 0
+        self._finished: set[object] = set()
 
     async def relay(self, answer: EngineReply, finish: Callable[[], None]) -> AsyncIterator[bytes]:
         """Yield events for the client; a fault is an event as well, since the status has been sent.
@@ -166,23 +164,25 @@ class AnswerStream:
 
     def _feed_places(self, number: int, places: list[TextPlace]) -> None:
         self._number = number
-        if number in self._finished and any(place.text for place in places):
-            # the filter has let go of the end of the text, and would not see what this makes of it
-            raise RequestRefused(502, "engine_failed", "The engine goes on with a text that it has finished.")
         for place in places:
-            if place.stream_key[-1] == "name":
+            key = number, place.stream_key
+            if place.text and not self._finished.isdisjoint((number, key)):
+                # the filter has let go of the end of the text, and would not see what this makes of it
+                raise RequestRefused(502, "engine_failed", "The engine goes on with a text that it has finished.")
+            if place.key == "name":
                 # comes whole, and no client can use a part of it
                 self._filters.check_output(place.text)
+                self._finished.update([key] if place.text else [])
                 continue
-            stream = self._streams.get((number, place.stream_key))
+            stream = self._streams.get(key)
             if stream is None:
                 if len(self._streams) >= _MAX_TEXTS:
                     raise RequestRefused(502, "answer_too_long", "The engine's answer has too many texts.")
                 stream = self._filters.open_json() if place.is_json else self._filters.open_stream()
-                self._streams[number, place.stream_key] = stream
+                self._streams[key] = stream
             self._num_held += len(place.text) if place.is_json else 0
             place.holder[place.key] = stream.feed(place.text)
-            self._facts.keep_answer((number, place.stream_key), place.holder[place.key])
+            self._facts.keep_answer(key, place.holder[place.key])
 
     def _close_streams(self, number: int) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield the held-back ends of the texts of one choice, by text."""

@@ -55,8 +55,6 @@ async def _measure_model(pool: EnginePool, card: ModelCard, texts: Sequence[str]
             echo=True,
             logprobs=0,
             max_tokens=0,
-            wants_mark=False,
-            may_skip_mark=True,
         )
         prompt = (await pool.encode_prompt(request))[: card.window - 1]
         if len(prompt) < 2:
