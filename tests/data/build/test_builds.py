@@ -1,6 +1,8 @@
 """A build: the same bytes whatever was killed and however many worked, and every byte told of."""
 
 import functools
+import gzip
+import json
 import os
 import resource
 import shutil
@@ -275,3 +277,28 @@ def test_the_file_of_a_document_names_it_whatever_marks_and_line_ends_it_has(tmp
         for split in splits
         for entry in dataset.document_entries(group, split)
     }
+
+
+def test_a_file_that_is_damaged_in_several_places_is_shown_as_any_other(tmp_path):
+    """All damage goes by the name of the file, and each place is of another size."""
+    (tmp_path / "texts").mkdir()
+    for file in range(12):
+        members = [
+            bytearray(gzip.compress(json.dumps({"text": f"file {file} line {number} " * 8 * number}).encode() + b"\n"))
+            for number in range(1, 6)
+        ]
+        for damaged in (members[1], members[3]):
+            damaged[12:20] = b"\xff" * 8
+        (tmp_path / "texts" / f"{file:02}.jsonl.gz").write_bytes(b"".join(members))
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'tokenizer = { kind = "bpe", vocab_size = 260 }\n[[sources]]\nkind = "jsonl"\n'
+        f'path = "{tmp_path}/texts"\n[output]\nsigner = "{tmp_path}/key"\nvalidation_share = 0.3\n'
+    )
+
+    (source,) = build_recipe(load_recipe(path), tmp_path / "out").report["sources"]
+
+    assert source["broken"]["damaged"]["documents"] >= 24
+    assert len(source["samples"]["damaged"]) == 5
+    shown = [sample["document"] for sample in source["samples"]["damaged"]]
+    assert len(set(shown)) < len(shown)

@@ -51,7 +51,7 @@ class SourceAccount:
     files: int
     read_tally: ByteTally = field(default_factory=ByteTally)
     outcome_tally: ByteTally = field(default_factory=ByteTally)
-    samples: dict[str, list[tuple[str, int, dict[str, Any]]]] = field(default_factory=dict)
+    samples: dict[str, list[tuple[str, dict[str, Any]]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class DatasetFinisher:
             "edited": end.read_tally.by_step("edited"),
             "tagged": end.read_tally.by_step("tagged"),
             "released": end.read_tally.by_step("released"),
-            "samples": {step: [row for _, _, row in sorted(lines)] for step, lines in sorted(end.samples.items())},
+            "samples": {step: [row for _, row in lines] for step, lines in sorted(end.samples.items())},
         }
 
     def _dataset_facts(self, ends: list[SourceAccount], accounts: list[str]) -> DatasetFacts:
@@ -243,9 +243,7 @@ def _count_left_out(line: dict[str, Any], end: SourceAccount) -> None:
     )
     chosen = end.samples.setdefault(line["step"], [])
     order = hashlib.sha256(f"{line['document']} {line.get('digest')}".encode()).hexdigest()
-    entry = (order, len(chosen), line)
-    if len(chosen) < _SAMPLES:
-        chosen.append(entry)
-    elif order < max(chosen)[0]:
-        chosen.remove(max(chosen))
-        chosen.append(entry)
+    # all damage of one file has one digest; what came first stays
+    chosen.append((order, line))
+    chosen.sort(key=lambda sample: sample[0])
+    del chosen[_SAMPLES:]
