@@ -1,12 +1,15 @@
 """Intervals hold the truth as often as they say, simulated and, for single shares, summed exactly."""
 
 import math
+import random
+import statistics
 
 import numpy as np
 import pytest
 
 from phalanx.evaluate.intervals import (
     calibration_interval,
+    difference_by_chance,
     mean_interval,
     paired_test,
     ratio_interval,
@@ -153,3 +156,17 @@ def test_a_difference_in_every_cluster_is_found_by_sign_flips():
 
     assert test.p < 0.001
     assert test.low < test.difference < test.high
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 3), (8, 8), (1, 3)])
+def test_of_two_means_of_one_kind_one_of_twenty_differs_by_more_than_chance(sizes):
+    draw = random.Random(sum(sizes))
+    pairs = [[[draw.gauss(3.0, 0.1) for _ in range(size)] for size in sizes] for _ in range(4000)]
+
+    exceeded = sum(
+        abs(statistics.fmean(first) - statistics.fmean(other)) > difference_by_chance([first, other])
+        for first, other in pairs
+    )
+
+    assert exceeded / len(pairs) == pytest.approx(0.05, abs=0.015)
+    assert difference_by_chance([[3.0], [4.0]]) is None

@@ -141,7 +141,7 @@ class Scene:
         shapes = next(iter(self.trainers.values())).trained_shapes()
         first = getattr(self, "first", None) or {name: torch.zeros(shape) for name, shape in shapes.items()}
         first = first if weights is None else {"w": weights.clone()}
-        self.journal = RoundJournal(self.home / "journal", getattr(self, "first_sum", 1))
+        self.journal = RoundJournal(self.home / "journal")
         self.owner = RoundCoordinator(
             self.terms, self.summed_by(), self.fleet, self.journal, dict(first), self.budget()
         )

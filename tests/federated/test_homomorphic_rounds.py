@@ -58,7 +58,7 @@ def test_one_word_of_the_run_file_changes_and_the_weights_are_those_of_the_plain
 
     torch.testing.assert_close(kept.w, plain.w, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(kept.w, masked.w, atol=1e-6, rtol=1e-6)
-    assert record.sums == (3,) and {one.norm for one in record.shares.values()} == {None}
+    assert len(record.sums) == 1 and {one.norm for one in record.shares.values()} == {None}
 
 
 def test_three_keepers_of_which_one_did_not_train_open_the_same_sum(tmp_path):

@@ -79,11 +79,11 @@ def test_a_part_of_a_sum_that_broke_off_is_none_of_the_next_one(tmp_path):
     hear.__self__ = honest.__self__
     scene.carrier.sites["site-3"] = hear
     scene.owner.run_round(1, 0.5)
-    (order, part) = orders[1]
+    ((order, part),) = orders.values()
 
     assert checked(scene, order, [part]) == ("site-3",)
     # neither under another number, nor of another round or other weights
-    for changed in ({"number": 2}, {"round": 2}, {"model": "0" * 64}):
+    for changed in ({"number": order.number + 1}, {"round": 2}, {"model": "0" * 64}):
         assert checked(scene, order.model_copy(update=changed), [part]) == ()
 
 

@@ -301,7 +301,7 @@ def test_a_site_sees_in_its_own_log_each_round_its_loss_and_what_its_sums_have_s
 
     spent = [f"{SUMS.epsilon_after(number, DELTA):.3f}" for number in (1, 2)]
     assert [line for line in lines if "adds noise" in line] == [
-        f"round {number}/10: adds noise to sum {number}  epsilon {spent[number - 1]} of "
+        f"round {number}/10: adds noise to its sum  epsilon {spent[number - 1]} of "
         f"{scene.config.privacy.epsilon:g} spent of this site"
         for number in (1, 2)
     ]

@@ -193,7 +193,8 @@ def test_every_attack_of_the_table_says_what_should_catch_it():
 @pytest.mark.quick_cases("gradient_sign", "trigger_backdoor", "rehearsed_backdoor")
 @pytest.mark.parametrize("kind", AUDITED_STEPS)
 def test_a_made_up_weight_gradient_is_found_when_the_whole_step_is_audited(make_company, honest_digest, tmp_path, kind):
-    run = tiny_run(guard=GuardConfig(step_audit_rate=1.0))
+    # an owner whose coin falls on this step is the accuser itself, and has no referee's work
+    run = tiny_run(guard=GuardConfig(step_audit_rate=1.0, owner_audit_rate=0.0))
     company = make_company(run, attackers(tmp_path, kind, (1,)))
 
     results = company.run(FROM + 2)

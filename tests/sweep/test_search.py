@@ -9,6 +9,7 @@ import pytest
 from fake_trials import BEST_RATE, Death, FakeTrials, TrustingTrials, UnrepeatedTrials, write_files
 
 from phalanx.errors import CheckpointError, ConfigError
+from phalanx.evaluate.intervals import difference_by_chance
 from phalanx.sweep import Sweep, load_sweep
 from phalanx.sweep.journal import JOURNAL, Trial
 from phalanx.sweep.sampler import choose_values, num_startup
@@ -289,6 +290,8 @@ def test_a_tie_is_called_one(tmp_path):
     write_files(tmp_path, "trials = 4", 'sampler = "random"')
     result = search(tmp_path, FakeTrials())
 
+    first, second = [list(trial.again.values()) for trial in result.trials if trial.again]
+    assert result.noise == pytest.approx(difference_by_chance([first, second]))
     assert "a tie" in replace(result, lead=0.1, noise=0.2).describe_winner()
     assert "a tie" in replace(result, lead=0.1, noise=None).describe_winner()
     assert "a tie" not in replace(result, lead=0.3, noise=0.2).describe_winner()

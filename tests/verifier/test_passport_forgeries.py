@@ -606,8 +606,8 @@ def test_a_model_with_other_weights_is_refused_though_the_owner_signs_it(tmp_pat
         verify_passport(path, OWNER, model=home)
 
 
-def test_a_model_of_a_run_without_adapter_is_never_called_a_part_of_it(tmp_path: Path) -> None:
-    """That a merged adapter has the run's weights is the owner's word, so the owner calls other weights merged."""
+def call_other_weights_merged(tmp_path: Path) -> tuple[Forger, Path]:
+    """A passport with other weights, of which the owner says that they are the run's with its adapter; the model."""
     home = shutil.copytree(MODEL, tmp_path / "model")
     data = bytearray((home / "model.safetensors").read_bytes())
     data[-1] ^= 1
@@ -619,23 +619,19 @@ def test_a_model_of_a_run_without_adapter_is_never_called_a_part_of_it(tmp_path:
         forger.change_statement(
             name, lambda s: s["predicate"]["configuration"][0]["annotations"].update(weights=weights)
         )
+    return forger, home
+
+
+def test_a_model_of_a_run_without_adapter_is_never_called_a_part_of_it(tmp_path: Path) -> None:
+    """That a merged adapter has the run's weights is the owner's word, so the owner calls other weights merged."""
+    forger, home = call_other_weights_merged(tmp_path)
 
     with pytest.raises(RefusedError, match="has other weights than the run ended with"):
         verify_passport(forger.write_sealed(tmp_path / "forged"), OWNER, model=home)
 
 
 def test_tensors_of_a_merged_model_are_never_said_to_be_signed_by_the_run(tmp_path: Path) -> None:
-    home = shutil.copytree(MODEL, tmp_path / "model")
-    data = bytearray((home / "model.safetensors").read_bytes())
-    data[-1] ^= 1
-    (home / "model.safetensors").write_bytes(data)
-    forger, weights = Forger(), digest_weights(home)
-    sign_model_anew(forger, home)
-    forger.facts["model"] |= {"weights": weights, "is_whole": False}
-    for name in (EVALUATION, "tests/redteam.dsse.json"):
-        forger.change_statement(
-            name, lambda s: s["predicate"]["configuration"][0]["annotations"].update(weights=weights)
-        )
+    forger, home = call_other_weights_merged(tmp_path)
     statement = payload_of(forger.members[PROVENANCE])
     run_file = statement["predicate"]["buildDefinition"]["externalParameters"]["run_file"]
     run_file["model"]["adapter"] = {"rank": 4}

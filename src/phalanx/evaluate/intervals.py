@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import NormalDist
+from statistics import NormalDist, variance
 from typing import Any
 
 import numpy as np
@@ -219,6 +219,21 @@ def _sum_clusters(
         pair[1].append(weight)
     pairs = [by_name[name] for name in sorted(by_name)]
     return np.array([math.fsum(pair[0]) for pair in pairs]), np.array([math.fsum(pair[1]) for pair in pairs])
+
+
+def difference_by_chance(groups: Sequence[Sequence[float]]) -> float | None:
+    """Return the difference of two means that chance alone exceeds in one of twenty cases.
+
+    Args:
+        groups: Two groups with one spread; None is returned where neither has two members.
+
+    Source: Student's t test of two samples with pooled variance.
+    """
+    degrees = sum(len(group) - 1 for group in groups)
+    if not degrees:
+        return None
+    pooled = sum(variance(group) * (len(group) - 1) for group in groups if len(group) > 1) / degrees
+    return student_quantile(degrees) * math.sqrt(pooled * sum(1 / len(group) for group in groups))
 
 
 def student_quantile(degrees: int) -> float:

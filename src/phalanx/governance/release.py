@@ -199,7 +199,9 @@ def _find_doubt(past: PastRun, stated: bool | None) -> bool | None:
     proof = verify_run(past.path)
     if proof.own_log:
         proof = verify_run(Path(proof.own_log))
-    return True if proof.in_doubt else stated if proof.proven else None
+    if proof.in_doubt:
+        return True
+    return stated if proof.proven else None
 
 
 def read_summary(past: PastRun) -> dict[str, Any]:

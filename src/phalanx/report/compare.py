@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import InputError
-from phalanx.evaluate.intervals import student_quantile
+from phalanx.evaluate.intervals import difference_by_chance, student_quantile
 from phalanx.report.figures import format_amount, parse_number, short_text
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.read import RunRecord, read_run
@@ -201,12 +201,9 @@ def _quality(
         ]
         if not all(sides):
             continue
-        freedom = sum(len(side) - 1 for side in sides)
-        noise = None
-        if freedom:
-            pooled = sum(statistics.variance(side) * (len(side) - 1) for side in sides if len(side) > 1) / freedom
-            noise = student_quantile(freedom) * math.sqrt(pooled * sum(1 / len(side) for side in sides))
-        basis = f"{len(sides[0])} and {len(sides[1])} seeds" if freedom else "one seed each: train with others"
+        noise = difference_by_chance(sides)
+        is_known = noise is not None
+        basis = f"{len(sides[0])} and {len(sides[1])} seeds" if is_known else "one seed each: train with others"
         shown = f"log of {figure}" if figure.endswith("perplexity") else figure
         difference = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
         yield FigureDifference(shown, names[number], difference, noise, basis)

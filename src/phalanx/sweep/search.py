@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import ConfigError, DiskError, PhalanxError, is_disk_fault
+from phalanx.evaluate.intervals import difference_by_chance
 from phalanx.sweep.config import SweepConfig, TrialRun, Value
 from phalanx.sweep.journal import SweepJournal, Trial, open_journal
 from phalanx.sweep.sampler import choose_values, is_hopeless
@@ -29,7 +30,7 @@ class SweepResult:
     Attributes:
         winner: Number of the trial with the lowest mean loss of the runs that trained it again; None without any.
         lead: Distance of the next one in nats a token; None without one.
-        noise: Twice the standard error of that difference, from the spread over seeds; None where each has one.
+        noise: Lead that chance alone exceeds in one of twenty cases, by the spread over seeds; None with one seed.
     """
 
     trials: tuple[Trial, ...]
@@ -217,7 +218,8 @@ class Sweep:
         lead = noise = None
         if winner is not None and len(means) > 1 and math.isfinite(means[1][0]):
             lead = means[1][0] - means[0][0]
-            noise = _noise_of([[journal.trials[number].again[seed] for seed in rule.seeds] for _, number in means[:2]])
+            two_best = [journal.trials[number].again for _, number in means[:2]]
+            noise = difference_by_chance([[losses[seed] for seed in rule.seeds] for losses in two_best])
         return SweepResult(tuple(journal.trials), winner, lead, noise, journal.num_steps)
 
     def _train_again(self, journal: SweepJournal, trial: Trial, seed: int) -> None:
@@ -244,13 +246,6 @@ def _raise_unjudged(exc: PhalanxError) -> None:
     is_full = isinstance(exc, DiskError) or (isinstance(cause, OSError) and is_disk_fault(cause))
     if is_full or isinstance(cause, EOFError):
         raise exc
-
-
-def _noise_of(groups: Sequence[Sequence[float]]) -> float | None:
-    """Return twice the standard error of the difference of two means; None where a group has one member."""
-    if min(map(len, groups)) < 2:
-        return None
-    return 2 * math.sqrt(sum(statistics.variance(group) / len(group) for group in groups))
 
 
 def _short(value: Value) -> str:

@@ -294,19 +294,23 @@ def test_an_engine_that_ends_tells_those_who_wait(served):
     asyncio.run(run())
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_who_waits_is_told_of_a_fault_that_nobody_foresaw(served, monkeypatch):
+@pytest.mark.parametrize("is_embedding", [False, True])
+def test_a_fault_that_nobody_foresaw_ends_the_texts_that_are_written_and_no_others(engine, monkeypatch, is_embedding):
     def fail(*_parts):
-        raise LookupError("of a library")
+        raise AttributeError("of a library, with a client's text")
 
-    monkeypatch.setattr(batcher, "choose_tokens", fail)
-    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
-    try:
-        for _ in range(2):
-            with pytest.raises(EngineBusyError, match="end"):
-                asyncio.run(answer(engine, ask("the")))
-    finally:
-        engine.close()
+    def work():
+        request = ask("the")
+        prompt = tuple(engine.served.encode_prompt(request))
+        return asyncio.run(engine.embed_texts([prompt], "") if is_embedding else answer(engine, request))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((text_states, "run_states") if is_embedding else (batcher, "choose_tokens")), fail)
+        with pytest.raises(ModelError, match="cannot go on: AttributeError at") as fault:
+            work()
+
+    assert "client" not in str(fault.value)
+    assert work()
 
 
 def test_prefixes_are_reused_inside_one_owner_alone(engine):

@@ -14,7 +14,7 @@ from torch import Tensor
 from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError, FailedRoundError, writing_cure
 from phalanx.federated.rounds.released import complete_lines
-from phalanx.security.crypto import digest_hex
+from phalanx.security.crypto import digest_hex, steady_now
 
 _LINES = "rounds.jsonl"
 MAX_LOST_ROUNDS = 3
@@ -45,7 +45,6 @@ class RecalledRounds:
         excluded: Sites that are shut out, with reasons.
         refused: A site for each of its updates that was refused and shows its lie.
         spent: Epsilon of each site's private rows, the last that it has said, of rounds that are lost as well.
-        last_sum: Number of the last secure sum that was begun, in whatever session.
     """
 
     models: dict[int, str] = field(default_factory=dict)
@@ -55,25 +54,22 @@ class RecalledRounds:
     excluded: dict[str, str] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=dict)
-    last_sum: int = 0
 
 
 class RoundJournal:
     """Lines in a file of the run directory, and the values of the updates of the round under way.
 
-    Args:
-        first_sum: Number of the first secure sum of this session, at least. Where a run file is run once more, in a new
-            run directory, sites join no sum with a number that they have seen.
-
     Guarantees:
         What a call has noted is on the disk when the call returns. A line that a crash has cut is as if it had not been
-        begun. The number of a sum is never given twice.
+        begun. The number of a sum is never given twice, and begins
+        with the clock: where a run file is run once more, in a new run directory, its sites have seen smaller ones.
     """
 
-    def __init__(self, directory: Path, first_sum: int = 1) -> None:
+    def __init__(self, directory: Path) -> None:
         self._path, self._values = directory / _LINES, directory / "updates"
         self._values.mkdir(parents=True, exist_ok=True)
-        self._next_sum: int = max([first_sum, *(entry["sum"] + 1 for entry in self._read_entries() if "sum" in entry)])
+        now_ms = int(1000 * steady_now().timestamp())
+        self._next_sum: int = max([now_ms, *(entry["sum"] + 1 for entry in self._read_entries() if "sum" in entry)])
         self._released: dict[tuple[int, str], list[ReleasedSum]] = {}
         for entry in self._read_entries():
             if "released" in entry:
@@ -134,7 +130,7 @@ class RoundJournal:
 
     def recall_rounds(self, finished: int) -> RecalledRounds:
         """Return what holds after so many finished rounds, whatever was done after them and is lost."""
-        rounds = RecalledRounds(last_sum=self._next_sum - 1)
+        rounds = RecalledRounds()
         for entry in self._read_entries():
             if "excluded" in entry:
                 rounds.excluded[entry["excluded"]] = entry["reason"]

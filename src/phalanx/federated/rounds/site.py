@@ -273,9 +273,7 @@ class Site:
             values = flatten_tensors(trained.values).numpy().astype(np.float32, copy=False)
             noise = None if self._budget is None else self._budget.charge_noise(client.round_terms)
             if noise is not None:
-                self._tell(
-                    f"{self._round_label(order.round)}: adds noise to sum {order.number}{self._describe_spent()}"
-                )
+                self._tell(f"{self._round_label(order.round)}: adds noise to its sum{self._describe_spent()}")
             deposit = client.mask_values(message, values, trained.reply.samples, noise)
             reply = m.SumReply(ticket=order.ticket, message=deposit.message.decode("ascii"))
             return reply, deposit.values.data.cast("B")

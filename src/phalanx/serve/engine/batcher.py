@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from phalanx.config import StrictModel
-from phalanx.errors import ModelError, PhalanxError, describe_fault
+from phalanx.errors import PhalanxError
 from phalanx.serve.engine.attention import Segment, run_step
 from phalanx.serve.engine.chooser import TokenChooser, check_finite, choose_tokens, score_token
 from phalanx.serve.engine.hosted_model import HostedModel
@@ -29,7 +29,7 @@ from phalanx.serve.engine.request import (
 )
 from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
 from phalanx.serve.engine.text_assembler import TextAssembler
-from phalanx.serve.engine.text_states import StatesQueue
+from phalanx.serve.engine.text_states import StatesQueue, as_model_fault
 from phalanx.serve.marks import TokenMark
 
 _FIXED_ROWS = 4
@@ -189,35 +189,22 @@ class BatchingEngine:
         return await future
 
     def _run(self) -> None:
-        try:
-            self._run_steps()
-        finally:
-            # nobody waits for a thread that a fault of a library has ended
-            with self._change:
-                self._is_closing = True
-            self._fail_jobs([*(row.job for row in self._rows), *self._waiting], EngineBusyError("the server ended"))
-            self._states.fail_all(EngineBusyError("the server ended"))
-
-    @torch.inference_mode()
-    def _run_steps(self) -> None:
-        while True:
-            self._drop_jobs()
-            with self._change:
-                while not (self._rows or self._waiting or self._states or self._is_closing):
-                    self._change.wait()
-                if self._is_closing:
-                    break
-                self._admit_jobs()
-            try:
-                self._states.embed_next()
-                self._run_rows()
-            except (PhalanxError, RuntimeError, ValueError, IndexError) as exc:
-                fault = (
-                    exc
-                    if isinstance(exc, PhalanxError)
-                    else ModelError(f"the model cannot go on: {describe_fault(exc)}")
-                )
-                self._fail_jobs([row.job for row in self._rows], fault)
+        with torch.inference_mode():
+            while True:
+                self._drop_jobs()
+                with self._change:
+                    while not (self._rows or self._waiting or self._states or self._is_closing):
+                        self._change.wait()
+                    if self._is_closing:
+                        break
+                    self._admit_jobs()
+                try:
+                    self._states.embed_next()
+                    self._run_rows()
+                except Exception as exc:  # noqa: BLE001 - of a library; all tenants wait for this thread
+                    self._fail_jobs([row.job for row in self._rows], as_model_fault(exc))
+        self._fail_jobs([*(row.job for row in self._rows), *self._waiting], EngineBusyError("the server ended"))
+        self._states.fail_all(EngineBusyError("the server ended"))
 
     def _fail_jobs(self, jobs: Sequence[TextJob], fault: PhalanxError) -> None:
         for job in dict.fromkeys(jobs):

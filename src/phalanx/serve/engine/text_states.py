@@ -80,10 +80,8 @@ class StatesQueue:
                     # the client has left in the middle of a text
                     self._served.end_text(job.cache)
             answer = job.vectors if len(job.vectors) == len(job.texts) else None
-        except (PhalanxError, RuntimeError, ValueError, IndexError) as exc:
-            answer = (
-                exc if isinstance(exc, PhalanxError) else ModelError(f"the model cannot go on: {describe_fault(exc)}")
-            )
+        except Exception as exc:  # noqa: BLE001 - as in `BatchingEngine`
+            answer = as_model_fault(exc)
         if answer is not None:
             _answer(job, answer)
         elif not job.future.done():
@@ -115,6 +113,11 @@ class StatesQueue:
         if is_over:
             mean = total / len(text)
             job.vectors.append((mean / mean.norm().clamp(min=1e-12)).tolist())
+
+
+def as_model_fault(exc: Exception) -> PhalanxError:
+    """Return what clients are told of an error in a step of the model: of errors that are not ours kind and place."""
+    return exc if isinstance(exc, PhalanxError) else ModelError(f"the model cannot go on: {describe_fault(exc)}")
 
 
 def _answer(job: _StatesJob, answer: list[list[float]] | PhalanxError) -> None:

@@ -1,7 +1,6 @@
 """A session's rounds: the owner keeps the model, and processes of sites train it on their own data."""
 
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -172,7 +171,7 @@ class FederatedSetup:
         with contextlib.ExitStack() as stack:
             carrier: OpenCarrier = self._play_sites(terms) or stack.enter_context(open_carrier(context, terms))
             fleet = Fleet(carrier)
-            journal = RoundJournal(home.path / "rounds", int(time.time()))
+            journal = RoundJournal(home.path / "rounds")
             weights, length = self._model.copy_weights(), num_values(shapes_of(self._model.trained))
             budget = round_budget(run, terms.noisy_rounds(length), context.log, context.history.charges)
             if budget is not None:
